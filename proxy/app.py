@@ -195,12 +195,12 @@ class App:
 
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
         clock, rng, fleet = self._clock, self._random, self.fleet
-        trust = PodTlsContexts(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
-        self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, trust)
+        pod_tls = PodTlsContexts(settings.pods.tls, lambda: fleet.endpoints, settings.pools_tls)
+        self._prober = PooledFetcher(TOKEN_TIMEOUT, clock, pod_tls)
         breakers = Breakers(settings.reliability.breaker, clock, fleet, self._timer.call_later)
         observation = Observation(settings.telemetry, self._catalogue, fleet, clock, breakers.state)
         explaining = Explaining(lambda: fleet.endpoints, clock, rng, self._may_know_why, self._decision_prefix)
-        polling = self._make_polling(trust, observation)
+        polling = self._make_polling(pod_tls, observation)
         return Process(
             self.state,
             clock,
@@ -209,8 +209,8 @@ class App:
             fleet,
             self.ledger,
             self._bindings,
-            trust,
-            UpstreamPool(settings.reliability.timeouts.connect, clock, trust=trust),
+            pod_tls,
+            UpstreamPool(settings.reliability.timeouts.connect, clock, pod_tls=pod_tls),
             breakers,
             Liveness(settings.reliability.health, clock, fleet, self._works),
             observation,
@@ -344,8 +344,8 @@ class App:
             Timer: self._timer,
         }
 
-    def _make_polling(self, trust: PodTlsContexts, observation: Observation) -> Polling | None:
-        return Polling(self.fleet, trust, self._clock, self._random, observation.endpoints.check_failed)
+    def _make_polling(self, pod_tls: PodTlsContexts, observation: Observation) -> Polling | None:
+        return Polling(self.fleet, pod_tls, self._clock, self._random, observation.endpoints.check_failed)
 
     def _make_model_reads(self, polling: Polling | None) -> ModelReads:
         assert polling is not None
@@ -364,7 +364,7 @@ class App:
             exposition=self._observation.exposition,
             config=self.effective,
             session=session,
-            trust=self._process.trust,
+            pod_tls=self._process.pod_tls,
             stopping=lambda: self._is_stopping,
             breaker=self._process.breakers.state,
             keys=lambda: (self._settings.admin.api_key, self.serving.authenticator),

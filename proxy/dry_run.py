@@ -213,8 +213,8 @@ class OwnDecisions:
         self, request: InferenceRequest, pool: Pool, scheduling: Scheduling, profile: str = ""
     ) -> DecisionEntry:
         request = changed(request, state=CycleState())
-        production = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
-        await production.run(request, pool.pods.endpoints_for(request.model))
+        producers = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
+        await producers.run(request, pool.pods.endpoints_for(request.model))
         candidates = pool.pods.endpoints_for(request.model)
         if candidates:
             candidates = narrowing(self.process.serving.flow_controls)(request, candidates)

@@ -181,14 +181,14 @@ class Gateway:
         """Send the request to the chosen pod of the pool. While an attempt fails before its response started, or, for
         continued models, with a request for the rest of it (StreamInterrupted), send it to the next pod. `sender` sends
         its attempts in another way: hedged, or split among pods."""
-        endpoints, production, recorder = pool.pods.endpoints_for(request.model), pool.production, self.recorder
+        endpoints, producers, recorder = pool.pods.endpoints_for(request.model), pool.producers, self.recorder
         is_skipped = next(recorder.skips)
         record = None if is_skipped and recorder.wants is None else recorder.record(request, is_skipped)
         if produces:
-            production.derive(request, endpoints, record)
-            if production.has_coroutines:
-                await production.produce(request, endpoints, record)
-            if production.waits:
+            producers.derive(request, endpoints, record)
+            if producers.has_coroutines:
+                await producers.produce(request, endpoints, record)
+            if producers.waits:
                 endpoints = pool.pods.endpoints_for(request.model)
         decision = self._decide(pool, request, parsed, endpoints, record)
         if decision.split_outcome and pool.split_requests is not None:
@@ -232,8 +232,8 @@ class Gateway:
         started = self.clock.now()
         if not candidates:
             raise self._no_pod_serves(request.model)
-        for gate in pool.gates:
-            candidates = gate.narrow(request, candidates)
+        for admission in pool.admissions:
+            candidates = admission.narrow(request, candidates)
         try:
             decision = pool.scheduling.scheduler.schedule(request, candidates, record)
         except RequestError as error:

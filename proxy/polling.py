@@ -45,7 +45,7 @@ class Polling:
     """Polls the pods of a process. `runners`, by pool, belong to the configuration in use."""
 
     _fleet: Fleet
-    _trust: PodTlsContexts
+    _pod_tls: PodTlsContexts
     _clock: Clock
     _random: Random
     _check_failed: Callable[[Endpoint, str], None]
@@ -82,7 +82,7 @@ class Polling:
 
     def _runner(self, name: str, pool: PoolSettings, draft: Draft) -> FleetRunner:
         timeout, clock = pool.pods.refresh.timeout, self._clock
-        scraper = draft.keep(("scraper", name), partial(PooledFetcher, timeout, clock, self._trust), timeout=timeout)
+        scraper = draft.keep(("scraper", name), partial(PooledFetcher, timeout, clock, self._pod_tls), timeout=timeout)
         return draft.keep(
             ("runner", name),
             lambda: FleetRunner(
@@ -94,7 +94,7 @@ class Polling:
     def _build_checks(self, settings: HealthSettings, draft: Draft) -> None:
         timeouts = [settings.timeout] if settings.inference is None else [settings.timeout, settings.inference.timeout]
         fleet, timeout = self._fleet, max(timeouts)
-        fetcher = partial(PooledFetcher, timeout, self._clock, self._trust)
+        fetcher = partial(PooledFetcher, timeout, self._clock, self._pod_tls)
         checker = draft.keep("health-connections", fetcher, timeout=timeout)
         draft.get(
             "health-checks",

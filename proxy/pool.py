@@ -16,7 +16,7 @@ from proxy.core.endpoint import DEFAULT_POOL, Endpoint
 from proxy.core.errors import AllFailed, NoEndpoints
 from proxy.core.listener import NO_LISTENERS, Listeners
 from proxy.core.plugin import DataProducer
-from proxy.core.ports import Gate, Relay
+from proxy.core.ports import Admission, Relay
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.store import Pods
@@ -124,19 +124,19 @@ class Pool:
 
     pods: Pods
     scheduling: Scheduling
-    gates: Sequence[Gate] = ()
+    admissions: Sequence[Admission] = ()
     name: str = DEFAULT_POOL
     split_requests: SplitRequests | None = None
     common: Listeners = NO_LISTENERS
     """The listeners of all pools."""
     listeners: Listeners = field(init=False)
-    """The common listeners, then the gates of the pool and the hooks of its plugins."""
-    production: Producers = field(init=False)
+    """The common listeners, then the admissions of the pool and the hooks of its plugins."""
+    producers: Producers = field(init=False)
 
     def __post_init__(self) -> None:
         scheduling = self.scheduling
-        self.listeners = self.common.plus(*self.gates, hooks=scheduling)
-        self.production = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
+        self.listeners = self.common.plus(*self.admissions, hooks=scheduling)
+        self.producers = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
 
 
 Send = Callable[[InferenceRequest, Parsed, Relay], Awaitable[None]]
@@ -146,14 +146,14 @@ ServeIn = Callable[[Pool, InferenceRequest, Parsed, Relay], Awaitable[None]]
 class Pools:
     """All pools, in the order in which they are tried. `send` serves a request in one of them. It is one of three
     functions, so that requests pay for no step that the configuration does not have: `_to_one` with several pools,
-    `_through_gates` with one pool that has gates, `serve_in` (`Gateway._serve_in_pool`) with neither."""
+    `_admitted` with one pool that has admissions, `serve_in` (`Gateway._serve_in_pool`) with neither."""
 
     def __init__(self, pools: Sequence[Pool], bindings: Bindings, serve_in: ServeIn) -> None:
         first, *others = self._pools = pools
         self._bindings = bindings
         self._serve_in_pool = serve_in
         self._named = {pool.name: pool for pool in pools}
-        self.send: Send = self._to_one if others else partial(self._through_gates if first.gates else serve_in, first)
+        self.send: Send = self._to_one if others else partial(self._admitted if first.admissions else serve_in, first)
 
     @property
     def names(self) -> list[str]:
@@ -182,7 +182,7 @@ class Pools:
         while pool is not None:
             tried.append(pool)
             try:
-                await self._through_gates(pool, request, parsed, relay)
+                await self._admitted(pool, request, parsed, relay)
                 return
             except (NoEndpoints, AllFailed):
                 pool = None if self._holding(parsed) else self._next(request, tried)
@@ -190,10 +190,10 @@ class Pools:
                     raise
             request = with_fresh_state(request)
 
-    async def _through_gates(self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay) -> None:
+    async def _admitted(self, pool: Pool, request: InferenceRequest, parsed: Parsed, relay: Relay) -> None:
         async with AsyncExitStack() as stack:
-            for gate in pool.gates:
-                await stack.enter_async_context(gate.admit(request))
+            for admission in pool.admissions:
+                await stack.enter_async_context(admission.admit(request))
             await self._serve_in_pool(pool, request, parsed, relay)
 
     def _holding(self, parsed: Parsed) -> Pool | None:

@@ -17,7 +17,7 @@ from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
-from proxy.core.ports import Clock, Gate, Random, Timer
+from proxy.core.ports import Admission, Clock, Random, Timer
 from proxy.core.registry import PluginFaults, Ports, Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.state import Draft, State
@@ -29,7 +29,7 @@ from proxy.fleet.models import ModelReads, ReadsAfterNotFound
 from proxy.fleet.settings import WarmupSettings
 from proxy.fleet.store import Fleet, PoolPods, pods_of
 from proxy.gateway import Gateway
-from proxy.http.rank import RankGate
+from proxy.http.rank import RankAdmission
 from proxy.http.server import DataPortConfig
 from proxy.http.settings import PodTlsContexts, SecuritySettings
 from proxy.http.upstream.pool import PooledFetcher, UpstreamPool
@@ -147,7 +147,7 @@ class Process:
     fleet: Fleet
     ledger: Ledger
     bindings: Bindings
-    trust: PodTlsContexts
+    pod_tls: PodTlsContexts
     upstream: UpstreamPool
     breakers: Breakers
     liveness: Liveness
@@ -205,7 +205,7 @@ class _Build:
         names = settings.all_pools
         _check_extra(settings.extproc)
         draft.assign(process.fleet, settings=fleet_settings(settings, process.polling is not None))
-        draft.assign(process.trust, default=settings.pods.tls, pools=settings.pools_tls)
+        draft.assign(process.pod_tls, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(process.breakers, settings=settings.reliability.breaker)
         draft.assign(process.liveness, settings=settings.reliability.health)
         draft.assign(process.signals, pools=settings.autoscale.pools)
@@ -213,7 +213,7 @@ class _Build:
         self.authenticator = build_authenticator(settings.security, process.clock, draft)
         self.limits = self._limits()
         self.flow_controls = {name: control for name in names if (control := self._flow_control(name)) is not None}
-        self.gates = {name: self._gates(name) for name in names}
+        self.admissions = {name: self._admissions(name) for name in names}
         self.prompts, warmups = self._warmups()
         if process.polling is not None:
             process.polling.build(settings, draft)
@@ -262,22 +262,22 @@ class _Build:
         made = partial(FlowControl, settings, pods, process.clock, series)
         return self.draft.keep(("flow-control", pool), made, settings=settings)
 
-    def _gates(self, pool: str) -> Sequence[Gate]:
+    def _admissions(self, pool: str) -> Sequence[Admission]:
         process, settings = self.process, self.settings.all_pools[pool].flow_control
         subset = shedding = None
         if self.settings.extproc.is_on:
-            from proxy.extproc.addresses import SubsetGate
+            from proxy.extproc.addresses import SubsetAdmission
 
-            subset = SubsetGate(process.addresses)
-        ranks = RankGate() if self.settings.security.client_ranks else None
+            subset = SubsetAdmission(process.addresses)
+        ranks = RankAdmission() if self.settings.security.client_ranks else None
         if settings.sheds:
-            from proxy.flowcontrol.controller import FlowSeries, SheddingGate
+            from proxy.flowcontrol.controller import FlowSeries, LoadShedding
 
-            shedding = SheddingGate(
+            shedding = LoadShedding(
                 settings, PoolPods(process.fleet, pool), process.random, FlowSeries(process.catalogue, pool)
             )
-        gates = (self.limits, subset, ranks, shedding, self.flow_controls.get(pool))
-        return [gate for gate in gates if gate is not None]
+        admissions = (self.limits, subset, ranks, shedding, self.flow_controls.get(pool))
+        return [admission for admission in admissions if admission is not None]
 
     def _explained_log(self) -> DecisionLog | None:
         """Return None if decisions are not kept."""
@@ -297,7 +297,7 @@ class _Build:
             from proxy.models.cluster import ClusterNames
 
             cluster = draft.get("cluster-names", partial(ClusterNames, wanted, process.clock, process.random), wanted)
-        if settings == ModelSettings() and not any(self.gates.values()):
+        if settings == ModelSettings() and not any(self.admissions.values()):
             return None
         waker = self._waker(settings.wake) if settings.wake.enabled else None
         pools = tuple(self.settings.all_pools)
@@ -315,7 +315,7 @@ class _Build:
 
     def _waker(self, settings: Wake) -> Waker:
         process, draft, timeout = self.process, self.draft, settings.timeout
-        fetcher = partial(PooledFetcher, timeout, process.clock, process.trust)
+        fetcher = partial(PooledFetcher, timeout, process.clock, process.pod_tls)
         poster = draft.keep("wake-connections", fetcher, timeout=timeout)
         tasks = draft.get("wake-tasks", Tasks)
         return draft.keep(
@@ -333,13 +333,15 @@ class _Build:
 
     def _warmup(self, pool: str, settings: WarmupSettings) -> tuple[SharedPrompts, Warmup]:
         from proxy.fleet.warmup import TIMEOUT, SharedPrompts, Warmup
-        from proxy.warming import WarmingSender
+        from proxy.warmup_sender import WarmupSender
 
         process, draft = self.process, self.draft
         shared = partial(SharedPrompts, settings, process.clock)
         prompts = draft.keep(("shared-prompts", pool), shared, settings=settings)
-        poster = draft.get(("warmup-connections", pool), partial(PooledFetcher, TIMEOUT, process.clock, process.trust))
-        sender = WarmingSender(lambda: process.serving.gateway, poster, process.clock)
+        poster = draft.get(
+            ("warmup-connections", pool), partial(PooledFetcher, TIMEOUT, process.clock, process.pod_tls)
+        )
+        sender = WarmupSender(lambda: process.serving.gateway, poster, process.clock)
         made = partial(Warmup, settings, prompts, sender.send, process.clock, process.random)
         return prompts, draft.get(("warmup", pool), made, settings)
 
@@ -348,7 +350,7 @@ class _Build:
     def _pool(self, name: str, scheduling: Scheduling) -> Pool:
         pods = pods_of(self.process.fleet, name, len(self.schedulings))
         split_requests = self._split_requests(name) if scheduling.scheduler.may_split else None
-        return Pool(pods, scheduling, self.gates[name], name, split_requests, self.listeners)
+        return Pool(pods, scheduling, self.admissions[name], name, split_requests, self.listeners)
 
     def _split_requests(self, pool: str) -> SplitRequests:
         from proxy.disagg.transfer import SplitRequests
@@ -383,9 +385,9 @@ class _Build:
             if not pods:
                 return ()
             try:
-                for gate in self.gates.get(pool, ()):
-                    if gate.holds_for_retries:
-                        pods = gate.narrow(request, pods)
+                for admission in self.admissions.get(pool, ()):
+                    if admission.holds_for_retries:
+                        pods = admission.narrow(request, pods)
                 return schedulings.get(pool, first).scheduler.schedule(request, pods).candidates()
             except RequestError:
                 return ()
@@ -452,7 +454,7 @@ class _Build:
         )
 
     def _listeners(self) -> Listeners:
-        """Return the listeners of all pools. The ledger is first, because gates and hooks read `attempt.charge`."""
+        """Return the listeners of all pools. The ledger is first: admissions and hooks read `attempt.charge`."""
         process = self.process
         has_shadows = any(profile.shadow for one in self.schedulings.values() for profile in one.effective.profiles)
         listeners: list[Listener | None] = [

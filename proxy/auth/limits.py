@@ -13,7 +13,7 @@ from proxy.auth.meter import Amounts, Bucket, ExhaustedLimit, UsageMeter
 from proxy.auth.settings import ANY_OTHER, Limits
 from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.errors import RateLimited
-from proxy.core.ports import IDENTITY, Clock, Gate, Identity
+from proxy.core.ports import IDENTITY, Admission, Clock, Identity
 from proxy.core.request import DataKey, InferenceRequest, client_limit_has_passed
 from proxy.telemetry.metrics import OTHER, Catalogue
 from proxy.telemetry.observer import is_label
@@ -36,7 +36,7 @@ Limited = Callable[[str, str, bool], None]
 """Counts a request over a limit: kind and name of the meter, and whether the limit is a shadow."""
 
 
-class RateLimiter(Gate):
+class RateLimiter(Admission):
     """Applies limits. `limits` are by name; `tenants` maps a tenant to the name of its limits."""
 
     def __init__(
@@ -179,10 +179,10 @@ class RateLimiter(Gate):
 class MeteredRequest:
     """A request that is charged to meters, from admission to its end."""
 
-    __slots__ = ("_gate", "_request", "_reserved", "attempts", "meters")
+    __slots__ = ("_limiter", "_request", "_reserved", "attempts", "meters")
 
-    def __init__(self, gate: RateLimiter, request: InferenceRequest, meters: Sequence[UsageMeter]) -> None:
-        self._gate = gate
+    def __init__(self, limiter: RateLimiter, request: InferenceRequest, meters: Sequence[UsageMeter]) -> None:
+        self._limiter = limiter
         self._request = request
         self.meters = meters
         self._reserved: list[Amounts] = []
@@ -190,36 +190,36 @@ class MeteredRequest:
         """Its attempts that respond to the client. The usage of the last one is charged."""
 
     async def __aenter__(self) -> None:
-        gate, request, meters = self._gate, self._request, self.meters
+        limiter, request, meters = self._limiter, self._request, self.meters
         if not meters:
             return
-        if gate.turns is not None:
-            await gate.wait_for_share(gate.turns, meters)
-        now, reserved = gate.clock.now(), []
+        if limiter.turns is not None:
+            await limiter.wait_for_share(limiter.turns, meters)
+        now, reserved = limiter.clock.now(), []
         for meter in meters:
             wanted = meter.estimate(request.prompt.tokens, request.max_tokens)
             shortage = meter.shortage(wanted, now)
             if shortage is not None:
-                gate.refuse(meter, shortage, meters)
+                limiter.refuse(meter, shortage, meters)
             reserved.append(wanted)
         request.state.write(METERED, self)
         self._reserved = reserved
         for meter, wanted in zip(meters, reserved, strict=True):
             meter.start(wanted, now)
-        if gate.on_spent is not None:
-            self._tell(gate.on_spent, reserved)
+        if limiter.on_spent is not None:
+            self._tell(limiter.on_spent, reserved)
 
     async def __aexit__(self, *_: object) -> None:
-        gate, reserved = self._gate, self._reserved
+        limiter, reserved = self._limiter, self._reserved
         if not reserved:
             return
-        now, corrections = gate.clock.now(), []
+        now, corrections = limiter.clock.now(), []
         was_sent = any(attempt.sent_at is not None for attempt in self.attempts)
         usage = _usage(self.attempts[-1], now) if was_sent else NOTHING
         for meter, wanted in zip(self.meters, reserved, strict=True):
             corrections.append(meter.end(wanted, usage, now) if was_sent else meter.undo(wanted, now))
-        if gate.on_spent is not None:
-            self._tell(gate.on_spent, corrections)
+        if limiter.on_spent is not None:
+            self._tell(limiter.on_spent, corrections)
 
     def _tell(self, on_spent: Callable[[Who, int, Sequence[float]], None], amounts: Sequence[Amounts]) -> None:
         for meter, spent in zip(self.meters, amounts, strict=True):

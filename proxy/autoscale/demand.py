@@ -213,7 +213,7 @@ class DemandForecast:
     _past: dict[tuple[str, str], deque[Point]] = field(default_factory=dict)
     """Readings by role and metric while the ready replicas had enough capacity. Beyond that, a metric grows with the
     waiting requests, which show how many replicas are missing now and not how many will be."""
-    _trust: dict[tuple[str, str], ForecastConfidence] = field(default_factory=dict)
+    _confidence: dict[tuple[str, str], ForecastConfidence] = field(default_factory=dict)
 
     def ahead(self, now: float, one: SizedRole, metrics: Sequence[Metric], seconds: float) -> SizedRole:
         """Return the role as forecast this many seconds ahead: growth continues, weighted by the reliability of recent
@@ -238,10 +238,10 @@ class DemandForecast:
         if past:
             since, last = past[-1]
             growth = max(last + trend(past) * (now + seconds - since) - whole, 0.0)
-        trust = self._trust.setdefault((one.role.name, metric.name), ForecastConfidence())
-        trust.judge(now, whole if served else None)
-        trust.say(now + seconds, whole, growth)
-        will = whole + trust.share(metric.target) * growth
+        confidence = self._confidence.setdefault((one.role.name, metric.name), ForecastConfidence())
+        confidence.judge(now, whole if served else None)
+        confidence.say(now + seconds, whole, growth)
+        will = whole + confidence.share(metric.target) * growth
         if not isinstance(value, list | tuple):
             return will
         return [one * will / whole for one in value] if whole > 0 else value

@@ -32,9 +32,9 @@ async def ask(settings: PrometheusSettings | None, query: str) -> float:
     if settings is None:
         raise QueryFailed("no Prometheus is configured")
     try:
-        headers, trust = await asyncio.to_thread(_identity, settings)
+        headers, tls = await asyncio.to_thread(_identity, settings)
         url = f"{settings.url.rstrip('/')}/api/v1/query"
-        response = await outbound.fetch("GET", url, TIMEOUT, tls=trust, headers=headers, params={"query": query})
+        response = await outbound.fetch("GET", url, TIMEOUT, tls=tls, headers=headers, params={"query": query})
         content = orjson.loads(response.body)
     except (*outbound.FAILURES, ValueError) as error:
         raise QueryFailed(f"{type(error).__name__}: {error}") from None

@@ -526,29 +526,29 @@ class SharedLimits(Shared):
     """The spending of keys and tenants. Each charge is published when it is made (SPENT) and added; the total spending
     (USED) is sent to processes that join, and the larger number counts."""
 
-    gate: RateLimiter
+    limiter: RateLimiter
     publish: Publish
     kinds = (FrameKind.SPENT, FrameKind.USED)
 
     def __post_init__(self) -> None:
-        self.gate.on_spent = self._spent
-        self.set_hosts = self.gate.set_hosts
+        self.limiter.on_spent = self._spent
+        self.set_hosts = self.limiter.set_hosts
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        apply = self.gate.peer_spent if kind is FrameKind.SPENT else self.gate.peer_used
+        apply = self.limiter.peer_spent if kind is FrameKind.SPENT else self.limiter.peer_used
         for who, running, amounts in read_spent(body):
             apply(peer, who, running, amounts)
 
     def vanished(self, peer: int) -> None:
-        self.gate.vanished(peer)
+        self.limiter.vanished(peer)
 
     def in_flight(self) -> Records:
         """Return the records of keys and tenants with running requests here."""
-        return _packed(FrameKind.USED, [entry for entry in self.gate.known() if entry[1]])
+        return _packed(FrameKind.USED, [entry for entry in self.limiter.known() if entry[1]])
 
     def memory(self, share: float) -> Records:
         """Return all records: a limit that is dropped could be spent again."""
-        return _packed(FrameKind.USED, self.gate.known())
+        return _packed(FrameKind.USED, self.limiter.known())
 
     def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:
         self.publish(FrameKind.SPENT, orjson.dumps([(who, running, spent)]))

@@ -79,8 +79,8 @@ class Supervisor:
         readers = self._signals.read, self.autoscaling.read
         self._exposition = HostExposition(self._catalogue, self._series, self._workers, readers)
         self._dashboard = self._make_dashboard()
-        self._trust = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
-        self._polling = Polling(self.fleet, self._trust, self._clock, self._random, self._series.check_failed)
+        self._pod_tls = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
+        self._polling = Polling(self.fleet, self._pod_tls, self._clock, self._random, self._series.check_failed)
         self._others: OtherHosts | None = None
         if settings.replicas.is_shared:
             self._others = OtherHosts(
@@ -194,7 +194,7 @@ class Supervisor:
         draft = self._state.draft()
         draft.assign(self, _settings=settings, _effective=App(settings).effective())
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
-        draft.assign(self._trust, default=settings.pods.tls, pools=settings.pools_tls)
+        draft.assign(self._pod_tls, default=settings.pods.tls, pools=settings.pools_tls)
         draft.assign(self._breakers, settings=settings.reliability.breaker)
         draft.assign(self, _authenticator=build_authenticator(settings.security, self._clock, draft))
         self._polling.build(settings, draft)
@@ -219,7 +219,7 @@ class Supervisor:
             exposition=self._exposition,
             config=lambda: self._effective,
             session=self._session,
-            trust=self._trust,
+            pod_tls=self._pod_tls,
             stopping=lambda: self._is_stopping or not (self._has_started and self.serving),
             workers=lambda: {"serving": self.serving, "total": self._number_of_workers},
             keys=lambda: (self._settings.admin.api_key, self._authenticator),

@@ -84,7 +84,7 @@ class Worker(SharingApp):
         self._replica.state.put(ejections=[self._ejections])
         return fleet
 
-    def _make_polling(self, trust: PodTlsContexts, observation: Observation) -> None:
+    def _make_polling(self, pod_tls: PodTlsContexts, observation: Observation) -> None:
         """Return no polling: the supervisor polls the pods."""
 
     def _make_model_reads(self, polling: Polling | None) -> WorkerModelReads:

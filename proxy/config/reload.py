@@ -148,15 +148,15 @@ class Configurations:
         async with self._lock:
             try:
                 wanted, found_warnings = await asyncio.to_thread(lambda: (new := read(), list(warnings(new))))
-                differences = changed(self._now.settings, wanted)
+                changes = changed(self._now.settings, wanted)
                 left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
             except Exception:
                 if not dry_run:
                     self._count("refused")
                 raise
             if not dry_run:
-                self._applied(wanted, origin, differences, left)
-            found = {"changed": differences, "needsRestart": list(left), "warnings": found_warnings}
+                self._applied(wanted, origin, changes, left)
+            found = {"changed": changes, "needsRestart": list(left), "warnings": found_warnings}
             return {**self.described(), "dryRun": dry_run, **found}
 
     def _refused(self, wanted: Settings, expands: bool) -> Iterator[Problem]:
@@ -170,14 +170,14 @@ class Configurations:
             if (_INDEX.sub("", at), file) not in files:
                 yield Problem(at, ANOTHER_FILE)
 
-    def _applied(self, wanted: Settings, origin: str, differences: Sequence[str], left: Sequence[str]) -> None:
-        self._count("applied" if differences else "unchanged")
-        if not differences:
+    def _applied(self, wanted: Settings, origin: str, changes: Sequence[str], left: Sequence[str]) -> None:
+        self._count("applied" if changes else "unchanged")
+        if not changes:
             log.info("reloaded: the configuration is unchanged")
             return
         self._before = self._now
         self._put_in_effect(Version(self._now.number + 1, wanted, origin, self._clock.wall(), left))
-        log.info("reloaded: version %d by %s changes %s", self._now.number, origin, ", ".join(differences))
+        log.info("reloaded: version %d by %s changes %s", self._now.number, origin, ", ".join(changes))
         for remark in wanted.remarks:
             log.warning("%s", remark)
         if left:

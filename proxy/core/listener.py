@@ -1,8 +1,8 @@
 """The events in the life of a request, and the listeners that observe them.
 
 Whatever observes requests is a `Listener` in one ordered list: the listeners of all pools (`_listeners` in serving.py),
-then the gates of the pool. The hooks of plugins are no listeners; they are called after all listeners. A listener runs
-on the event loop, in the tick of the event, and must not wait.
+then the admissions of the pool. The hooks of plugins are no listeners; they are called after all listeners. A listener
+runs on the event loop, in the tick of the event, and must not wait.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Resolver(Protocol):
         Raise RequestError."""
 
 
-class Gate(Listener):
+class Admission(Listener):
     """Admission before scheduling: a request may wait here or be refused."""
 
     __slots__ = ()
@@ -265,8 +265,8 @@ class Relay(Protocol):
         otherwise end the client's response here, never cleanly if it is incomplete. Cancellation aborts the request
         to the pod at once."""
 
-    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
-        """Return a race for concurrent attempts; None if only one is possible. `begins` is called with the winner
+    def race(self, starts: Callable[[Attempt], None]) -> Race | None:
+        """Return a race for concurrent attempts; None if only one is possible. `starts` is called with the winner
         before its head is sent."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:

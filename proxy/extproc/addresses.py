@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NoEndpoints
-from proxy.core.ports import Clock, Gate
+from proxy.core.ports import Admission, Clock
 from proxy.core.request import InferenceRequest
 from proxy.http.upstream.pool import PodAddress, Resolve, is_address, not_connected, resolve_host
 
@@ -79,8 +79,8 @@ def subset_of(metadata: Mapping[str, Any]) -> str | None:
     return None if subset is None else subset if isinstance(subset, str) else ",".join(map(str, subset))
 
 
-class SubsetGate(Gate):
-    """A gate that keeps the pods that Envoy allows for the request."""
+class SubsetAdmission(Admission):
+    """Keeps the pods that Envoy allows for the request."""
 
     holds_for_retries: ClassVar[bool] = True
 

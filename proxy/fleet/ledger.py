@@ -19,7 +19,7 @@ RECENT_SECONDS = 60.0
 
 class Ledger(Listener):
     """Counts each attempt in exactly once and out exactly once, in any order of calls: what an attempt has added to its
-    pod is stored in the attempt and subtracted from there. It is the first listener, because gates and hooks read
+    pod is stored in the attempt and subtracted from there. It is the first listener, because admissions and hooks read
     `attempt.charge`."""
 
     def __init__(self, clock: Clock) -> None:

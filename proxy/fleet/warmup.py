@@ -65,13 +65,13 @@ class Warmup:
             await asyncio.sleep(STAGGER * self._rng.random())
             began = self._clock.now()
             left = deque(self._prompts.hottest(endpoint.models))
-            sent = sum(await run_together(*(self._lane(endpoint, left) for _ in range(CONCURRENCY))))
+            sent = sum(await run_together(*(self._send_in_turn(endpoint, left) for _ in range(CONCURRENCY))))
             if sent:
                 log.info("pod %s: warmed up with %d prompts in %.1f s", endpoint.name, sent, self._clock.now() - began)
         finally:
             self._warming.discard(endpoint)
 
-    async def _lane(self, endpoint: Endpoint, left: deque[PromptHead]) -> int:
+    async def _send_in_turn(self, endpoint: Endpoint, left: deque[PromptHead]) -> int:
         """One after the other, until nothing is left, or the pod does not take them: it has other worries then."""
         sent = 0
         while left and endpoint.state is EndpointState.READY:

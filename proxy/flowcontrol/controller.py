@@ -23,7 +23,7 @@ from proxy.core.errors import (
     Shed,
     WaitedTooLong,
 )
-from proxy.core.ports import Clock, Gate, Random
+from proxy.core.ports import Admission, Clock, Random
 from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
 from proxy.flowcontrol import TICKET
@@ -42,7 +42,7 @@ EVICTION_PAUSE = 1.0
 DISPLACED = "A more urgent request, or one of a tenant with fewer queued requests, took its place."
 
 
-class FlowControl(Gate):
+class FlowControl(Admission):
     """Admission of the requests of a pool. Nothing is polled: capacity is checked when a request arrives, when another
     ends, and whenever `admit_waiting` is called because the pods have changed.
 
@@ -409,7 +409,7 @@ COLD = 0.02
 
 
 @dataclass(eq=False)
-class SheddingGate(Gate):
+class LoadShedding(Admission):
     """Refuses requests of negative priority: by the load of the pods before they are queued, and by their objectives
     after the predictions for them have been made."""
 

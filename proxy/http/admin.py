@@ -166,7 +166,7 @@ def admin_application(
     exposition: Exposition,
     config: Callable[[], Any],
     session: aiohttp.ClientSession,
-    trust: PodTlsContexts | None = None,
+    pod_tls: PodTlsContexts | None = None,
     stopping: Callable[[], bool],
     keys: Keys,
     hosts: Hosts,
@@ -202,7 +202,7 @@ def admin_application(
     if levels is not None:
         LoggingRoutes(levels).add_to(app.router)
     app.router.add_route(
-        "*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, trust or PodTlsContexts()).relay
+        "*", "/admin/pods/{name}/proxy/{path:.*}", PodRelay(fleet, session, pod_tls or PodTlsContexts()).relay
     )
     return app
 

@@ -93,9 +93,9 @@ class PodRoutes:
         return json_response(self._describe(endpoint))
 
     def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
-        trust = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}
+        pod_tls = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}
         age, failure = self._fleet.scrape_age(endpoint), self._fleet.scrape_failure(endpoint)
-        return {**describe(endpoint), **trust, "scrapeAge": age, "scrapeFailure": failure}
+        return {**describe(endpoint), **pod_tls, "scrapeAge": age, "scrapeFailure": failure}
 
     def _pod(self, data: Any) -> tuple[PodSettings, str]:
         """Return the pod and the pool of the body."""
@@ -243,17 +243,17 @@ _UNTRUSTED = {"content-security-policy": "default-src 'none'; sandbox", "x-conte
 
 
 class PodRelay:
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, trust: PodTlsContexts) -> None:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, pod_tls: PodTlsContexts) -> None:
         self._fleet = fleet
         self._session = session
-        self._trust = trust
+        self._pod_tls = pod_tls
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Raise UnknownPod, BadGateway or GatewayTimeout. A response that breaks off is cut here too."""
         endpoint = named(self._fleet, request.match_info["name"])
         response: web.StreamResponse | None = None
         try:
-            context, name = self._trust.of(endpoint) if endpoint.url.startswith("https:") else (True, None)
+            context, name = self._pod_tls.of(endpoint) if endpoint.url.startswith("https:") else (True, None)
             async with self._session.request(
                 request.method,
                 _target(endpoint, request),

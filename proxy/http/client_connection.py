@@ -26,7 +26,7 @@ PIPELINED_LIMIT = 64 * 1024
 """Bytes after the current request at which reading pauses."""
 
 
-class Sink(Protocol):
+class ResponseWriter(Protocol):
     """Writes to the client's socket. It must pause while the socket is full, and stop when the client is gone."""
 
     def pause(self) -> None: ...
@@ -52,7 +52,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._buffer = server.buffer
         self.socket: asyncio.Transport
         self.connected = True
-        self.sink: Sink | None = None
+        self.writer: ResponseWriter | None = None
         self.writing_paused = False
         self.reader: RequestReader = ContentLengthReader(self, server, loop)
         self.consume: Callable[[memoryview], object] = self.reader.feed
@@ -114,21 +114,21 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.forget()
         if self.task is not None:
             self.task.cancel()
-        if self.sink is not None:
-            self.sink.gone()
+        if self.writer is not None:
+            self.writer.gone()
         self._give_up(Ending.CLIENT_GONE)
 
     @guarded
     def pause_writing(self) -> None:
         self.writing_paused = True
-        if self.sink is not None:
-            self.sink.pause()
+        if self.writer is not None:
+            self.writer.pause()
 
     @guarded
     def resume_writing(self) -> None:
         self.writing_paused = False
-        if self.sink is not None:
-            self.sink.resume()
+        if self.writer is not None:
+            self.writer.resume()
         elif self._deferred:
             self._go_on()
 
@@ -262,8 +262,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.count_closed(CloseReason.SEND_TIMEOUT, 1)
             reset(self.socket)
         elif self.task is not None:
-            if self.sink is not None:
-                self.sink.check(now)
+            if self.writer is not None:
+                self.writer.check(now)
         elif self._lingering is not None:
             self._lingering.check(now)
         elif self.reader.check(now):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest
-from proxy.core.ports import Gate
+from proxy.core.ports import Admission
 from proxy.core.request import InferenceRequest
 
 RANK_HEADER = "x-data-parallel-rank"
@@ -19,7 +19,7 @@ FIELD = "data_parallel_rank"
 ENGINES_WITH_FIELD = ("sglang",)
 
 
-class RankGate(Gate):
+class RankAdmission(Admission):
     """Restricts a request to the rank that its client names, if `security.clientRanks` permits that."""
 
     holds_for_retries: ClassVar[bool] = True

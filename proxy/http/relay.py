@@ -44,7 +44,7 @@ from proxy.http.upstream.pool import Collected, PodAddress, PodConnections, Upst
 from proxy.openai.errors import stream_error
 
 if TYPE_CHECKING:
-    from proxy.http.client_connection import ClientConnection, Sink
+    from proxy.http.client_connection import ClientConnection, ResponseWriter
 
 
 CLOSED_WITHIN = 0.01
@@ -191,17 +191,17 @@ class ClientRelay(TrackedRelay):
 
     __slots__ = ()
 
-    def race(self, begins: Callable[[Attempt], None]) -> ResponseRace | None:
+    def race(self, starts: Callable[[Attempt], None]) -> ResponseRace | None:
         client_request = self.client_request
         if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
             return None
-        return ResponseRace(self, self._context, begins)
+        return ResponseRace(self, self._context, starts)
 
     async def relay(
-        self, attempt: Attempt, context: RelayContext | None = None, lane: AttemptLane | None = None
+        self, attempt: Attempt, context: RelayContext | None = None, racing: RacingAttempt | None = None
     ) -> None:
         """See `core.ports.Relay.relay`. Also raise RequestError if the client's upload broke off or cannot be sent
-        again. `context` and `lane` are given for one of several concurrent attempts. If the pod was closing the idle
+        again. `context` and `racing` are given for one of several concurrent attempts. If the pod was closing the idle
         connection, send the request again on a fresh one."""
         if context is None:
             context, self.attempt = self._context, attempt
@@ -215,7 +215,7 @@ class ClientRelay(TrackedRelay):
         if attempt.endpoint.rank is not None and upload is None:
             body = body_for(attempt.endpoint, body)
         if TIME_LIMIT in attempt.request.headers:
-            deadline, outlet = attempt.request.deadline, client_request.connection if lane is None else lane
+            deadline, outlet = attempt.request.deadline, client_request.connection if racing is None else racing
             timer = context.loop.call_later(deadline - context.clock.now(), _end_at, deadline, outlet)
         try:
             pod = context.upstream[attempt.endpoint.url]
@@ -223,7 +223,7 @@ class ClientRelay(TrackedRelay):
             used, first_error = pod.acquire() if upload is None else None, None
             while True:
                 connection = used or await _connect(context.upstream, pod, first_error, attempt.request.deadline)
-                response = Response(client_request, attempt, context, connection, lane)
+                response = Response(client_request, attempt, context, connection, racing)
                 if continuation is not None:
                     response.continue_with(continuation)
                 attempt.sent_at = context.clock.now()
@@ -277,11 +277,11 @@ class ClientRelay(TrackedRelay):
             return await response.done
 
 
-def _end_at(deadline: float, outlet: ClientConnection | AttemptLane) -> None:
+def _end_at(deadline: float, outlet: ClientConnection | RacingAttempt) -> None:
     """End the attempt whose client's deadline has passed; the sweep may be a second late. An event loop may call this a
     little earlier, because it keeps time less exactly than the clock."""
-    if outlet.sink is not None:
-        outlet.sink.check(math.nextafter(deadline, math.inf))
+    if outlet.writer is not None:
+        outlet.writer.check(math.nextafter(deadline, math.inf))
 
 
 async def _connect(
@@ -317,80 +317,80 @@ class ResponseRace:
     """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces
     itself before it starts; at that moment the other attempts are ended, so none of them writes."""
 
-    def __init__(self, relay: ClientRelay, context: RelayContext, begins: Callable[[Attempt], None]) -> None:
+    def __init__(self, relay: ClientRelay, context: RelayContext, starts: Callable[[Attempt], None]) -> None:
         self.client_request = relay.client_request
         self.winner: Attempt | None = None
         self._relay = relay
         self._context = replace(context, config=replace(context.config, retries_instead=self._retries_instead))
         self._retries_alone = context.config.retries_instead
-        self._begins = begins
-        self._lanes: list[AttemptLane] = []
+        self._starts = starts
+        self._attempts: list[RacingAttempt] = []
 
     def __enter__(self) -> None:
-        self.client_request.connection.sink = self
+        self.client_request.connection.writer = self
 
     def __exit__(self, *_: object) -> None:
-        if self.client_request.connection.sink is self:
-            self.client_request.connection.sink = None
+        if self.client_request.connection.writer is self:
+            self.client_request.connection.writer = None
 
     async def relay(self, attempt: Attempt) -> None:
         self._relay.attempt = self._relay.attempt or attempt
-        lane = AttemptLane(self, attempt)
-        self._lanes.append(lane)
+        racing = RacingAttempt(self, attempt)
+        self._attempts.append(racing)
         try:
-            await self._relay.relay(attempt, self._context, lane)
+            await self._relay.relay(attempt, self._context, racing)
         finally:
-            self._lanes.remove(lane)
+            self._attempts.remove(racing)
 
-    def begins(self, lane: AttemptLane) -> None:
-        self.winner = self._relay.attempt = lane.attempt
-        self._begins(lane.attempt)
-        for other in tuple(self._lanes):
-            if other is not lane:
+    def starts(self, racing: RacingAttempt) -> None:
+        self.winner = self._relay.attempt = racing.attempt
+        self._starts(racing.attempt)
+        for other in tuple(self._attempts):
+            if other is not racing:
                 other.give_up()
 
     # what the client's connection calls
 
     def pause(self) -> None:
-        for sink in self._sinks():
-            sink.pause()
+        for writer in self._writers():
+            writer.pause()
 
     def resume(self) -> None:
-        for sink in self._sinks():
-            sink.resume()
+        for writer in self._writers():
+            writer.resume()
 
     def gone(self) -> None:
-        for sink in self._sinks():
-            sink.gone()
+        for writer in self._writers():
+            writer.gone()
 
     def check(self, now: float) -> None:
-        for sink in self._sinks():
-            sink.check(now)
+        for writer in self._writers():
+            writer.check(now)
 
     # what the server calls
 
     def stop(self) -> None:
-        sinks = self._sinks()
-        for sink in sinks:
-            if isinstance(sink, Response):
-                sink.stop()
-        if not sinks:  # all attempts wait for their connections
+        writers = self._writers()
+        for writer in writers:
+            if isinstance(writer, Response):
+                writer.stop()
+        if not writers:  # all attempts wait for their connections
             self.client_request.connection.stop()
 
-    def _sinks(self) -> list[Sink]:
-        return [lane.sink for lane in self._lanes if lane.sink is not None]
+    def _writers(self) -> list[ResponseWriter]:
+        return [racing.writer for racing in self._attempts if racing.writer is not None]
 
     def _retries_instead(self, attempt: Attempt, status: int) -> bool:
         """Return whether an error response waits while another attempt may respond."""
-        return len(self._lanes) > 1 or self._retries_alone(attempt, status)
+        return len(self._attempts) > 1 or self._retries_alone(attempt, status)
 
 
-class AttemptLane:
+class RacingAttempt:
     """The client's connection as one of several attempts sees it."""
 
     def __init__(self, race: ResponseRace, attempt: Attempt) -> None:
         self.attempt = attempt
-        self.sink: Sink | None = None
+        self.writer: ResponseWriter | None = None
         self._race = race
         self._connection = race.client_request.connection
         self._task = asyncio.current_task()
@@ -399,14 +399,14 @@ class AttemptLane:
     def writing_paused(self) -> bool:
         return self._connection.writing_paused
 
-    def begins(self) -> None:
+    def starts(self) -> None:
         """Make this attempt the one that responds."""
-        self._race.begins(self)
+        self._race.starts(self)
 
     def give_up(self) -> None:
         """End this attempt, because another one responds."""
-        if isinstance(self.sink, Response):
-            self.sink.abandon()
+        if isinstance(self.writer, Response):
+            self.writer.abandon()
         elif self._task is not None:
             self.attempt.ending = Ending.EVICTED
             self._task.cancel()

@@ -49,7 +49,7 @@ from proxy.openai.errors import ABORTED, ENDING, aborted, serves, stream_error
 from proxy.openai.events import ends_whole, usage_from
 
 if TYPE_CHECKING:
-    from proxy.http.relay import AttemptLane
+    from proxy.http.relay import RacingAttempt
     from proxy.http.server import DataPortConfig
 
 ASK_AFTER = 1.0
@@ -105,7 +105,7 @@ class Response(Receiver):
     """Whether everything, including the head, is held back until it is known that the pod does not decline."""
     _held = b""
     """The bytes that are held back."""
-    _lane: AttemptLane | None = None
+    _racing: RacingAttempt | None = None
     _continuation: Continuation | None = None
     _resumes = False
     """Whether it continues a response that another pod started."""
@@ -123,20 +123,20 @@ class Response(Receiver):
         attempt: Attempt,
         context: RelayContext,
         connection: PodConnection,
-        lane: AttemptLane | None = None,
+        racing: RacingAttempt | None = None,
     ) -> None:
-        """`lane` replaces the client's connection while several responses may start."""
+        """`racing` replaces the client's connection while several responses may start."""
         self._client_request = client_request
         self._attempt = attempt
         self._context = context
         self._connection = connection
         self.done: asyncio.Future[KvlaneError | None] = context.loop.create_future()
-        self._outlet = outlet = client_request.connection if lane is None else lane
-        outlet.sink = self
+        self._outlet = outlet = client_request.connection if racing is None else racing
+        outlet.writer = self
         if outlet.writing_paused:
             self.pause()
-        if lane is not None:
-            self._lane = lane
+        if racing is not None:
+            self._racing = racing
         if attempt.request.naming is not None or attempt.cached_to_report is not None:
             self.changes_body = is_changed(attempt)
 
@@ -241,7 +241,7 @@ class Response(Receiver):
         if attempt.first_byte_at is None:
             attempt.note_first_byte(now)
         attempt.ending = COMPLETE
-        self._outlet.sink = None
+        self._outlet.writer = None
         if not self.done.done():
             self.done.set_result(None)
 
@@ -282,7 +282,7 @@ class Response(Receiver):
         self._attempt.note_first_byte(self._context.clock.now())
         tunnel = Tunnel(self, self._client_request.connection, self._connection.transport)
         self._connection.splice(tunnel)
-        self._outlet.sink = tunnel
+        self._outlet.writer = tunnel
         self._client_request.connection.become_tunnel(tunnel)
 
     def tunnel_ended(self, failed: bool) -> None:
@@ -308,7 +308,7 @@ class Response(Receiver):
         """Fail the attempt; the task of the request raises the error, logs it and sends a 500, or resets the client's
         connection."""
         self._attempt.ending = self._attempt.ending or Ending.UPSTREAM_FAILED
-        self._outlet.sink = None
+        self._outlet.writer = None
         self._connection.abort()
         if not self.done.done():
             self.done.set_exception(error)
@@ -489,8 +489,8 @@ class Response(Receiver):
         if self._resumes:
             attempt.status = head.status
             return b""
-        if self._lane is not None:
-            self._lane.begins()
+        if self._racing is not None:
+            self._racing.starts()
         if self._continuation is not None:
             client_request.continuation = self._continuation
         if not self._connection.request_sent:
@@ -502,7 +502,7 @@ class Response(Receiver):
         )
         client_request.sent_status = attempt.status = head.status
         ours = client_request.response_lines
-        for name, value in attempt.response_headers:  # `_lane.begins` may have added one
+        for name, value in attempt.response_headers:  # `_racing.starts` may have added one
             ours += header_line(name, value)
         return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 
@@ -534,7 +534,7 @@ class Response(Receiver):
 
     def _resolve(self, error: KvlaneError | None) -> None:
         """Release the client's connection and wake the task of the request."""
-        self._outlet.sink = None
+        self._outlet.writer = None
         if not self.done.done():
             self.done.set_result(error)
 

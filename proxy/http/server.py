@@ -337,7 +337,7 @@ class DataServer:
         """Abort all requests at once, so that waiting ones do not get the freed capacity. Closing their connections
         would make some responses look complete."""
         for connection in tuple(self.connections):
-            if isinstance(connection.sink, Response | ResponseRace):
-                connection.sink.stop()
-            elif connection.sink is None:
+            if isinstance(connection.writer, Response | ResponseRace):
+                connection.writer.stop()
+            elif connection.writer is None:
                 connection.stop()

@@ -53,7 +53,7 @@ class VirtualRelay:
     async def relay(self, attempt: Attempt) -> None:
         await _sent(attempt)
 
-    def race(self, begins: Callable[[Attempt], None]) -> None:
+    def race(self, starts: Callable[[Attempt], None]) -> None:
         """Allow one attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
@@ -125,7 +125,7 @@ class Kvlane(App, Policy):
         process = super()._make_process(settings, registry)
         process.parser = _InlineParser()
         process.tasks = _NoTasks()
-        process.upstream = _NoConnections(0.0, self._clock, trust=process.trust)
+        process.upstream = _NoConnections(0.0, self._clock, pod_tls=process.pod_tls)
         return process
 
     def _ports(self, pool: str, draft: Draft) -> Ports:

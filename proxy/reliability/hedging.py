@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import UpstreamFailed
-from proxy.core.ports import AttemptScope, Clock, Gate, Race, Relay
+from proxy.core.ports import Admission, AttemptScope, Clock, Race, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.reliability.failover import Failover, RetryBudget
@@ -89,7 +89,7 @@ class HedgedPool(Protocol):
     """A pool of pods; implemented by `proxy.pool.Pool`."""
 
     @property
-    def gates(self) -> Sequence[Gate]: ...
+    def admissions(self) -> Sequence[Admission]: ...
 
 
 ServeIn = Callable[..., Awaitable[None]]
@@ -119,7 +119,9 @@ class Hedging:
     def _of(self, pool: HedgedPool, request: InferenceRequest, relay: Relay, scope_of: AttemptScope) -> Hedge | None:
         wanted = request.priority >= self.settings.priority_at_least and bool(request.body)
         return (
-            Hedge(self, pool.gates, relay, scope_of) if wanted and not request.path.startswith(TWICE_STORED) else None
+            Hedge(self, pool.admissions, relay, scope_of)
+            if wanted and not request.path.startswith(TWICE_STORED)
+            else None
         )
 
 
@@ -128,7 +130,7 @@ class Hedge:
     """The hedge of one request. Its first attempt may have a hedged attempt; retries have none."""
 
     shared: Hedging
-    gates: Sequence[Gate]
+    admissions: Sequence[Admission]
     relay: Relay
     scope_of: AttemptScope
 
@@ -176,7 +178,7 @@ class Hedge:
         if (
             endpoint is None
             or endpoint.view.waiting
-            or not all(gate.has_spare_capacity(request, endpoint) for gate in self.gates)
+            or not all(admission.has_spare_capacity(request, endpoint) for admission in self.admissions)
         ):
             shared.counted(NO_POD).add()
             return None
@@ -188,11 +190,11 @@ class Hedge:
         return second
 
     def _response_started(self, attempt: Attempt) -> None:
-        """Make the hedged attempt the one that gates count if its response starts first."""
+        """Make the hedged attempt the one that admissions count if its response starts first."""
         if not attempt.for_client:
             attempt.for_client = True
-            for gate in self.gates:
-                gate.attempt_started(attempt)
+            for admission in self.admissions:
+                admission.attempt_started(attempt)
 
     def _raise(
         self, race: Race, first: Attempt, second: Attempt | None, errors: dict[Attempt, Exception | None]

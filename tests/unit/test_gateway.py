@@ -78,7 +78,7 @@ class ScriptedRelay:
         self.attempts.append(attempt)
         await script(attempt)
 
-    def race(self, begins: Callable[[Attempt], None]) -> None:
+    def race(self, starts: Callable[[Attempt], None]) -> None:
         """One attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:

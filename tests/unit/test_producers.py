@@ -80,9 +80,9 @@ async def test_a_raising_producer_is_counted_and_logged_once_a_minute(
         {Clock: clock, Random: random.Random(0)},
         faults=PluginFaults(clock, lambda name, fault: counted.append(name)),
     )
-    production = Producers(built.producers, built.raised, built.name_of)
+    producers = Producers(built.producers, built.raised, built.name_of)
     for _ in range(4):
-        await production.run(InferenceRequest("id", "/", "model"), [Endpoint("a")])
+        await producers.run(InferenceRequest("id", "/", "model"), [Endpoint("a")])
         clock.advance(20.0)
     assert counted == ["quick", "slow"] * 4
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["quick", "slow"] * 2

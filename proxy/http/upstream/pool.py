@@ -146,16 +146,16 @@ class UpstreamPool(dict[str, PodConnections]):
         clock: Clock,
         resolve: Resolve = resolve_host,
         idle_limit: float = IDLE_LIMIT,
-        trust: PodTlsContexts | None = None,
+        pod_tls: PodTlsContexts | None = None,
     ) -> None:
-        """Connections that were idle for `idle_limit` seconds are not reused. Without `trust` the system's certificate
-        authorities apply."""
+        """Connections that were idle for `idle_limit` seconds are not reused. Without `pod_tls` the certificate
+        authorities of the system apply."""
         super().__init__()
         self.connect_timeout = connect_timeout
         self._idle_limit = idle_limit
         self._resolve = resolve
         self._clock = clock
-        self._trust = trust or PodTlsContexts()
+        self._pod_tls = pod_tls or PodTlsContexts()
 
     def __missing__(self, url: str) -> PodConnections:
         """Raise ConnectFailed for an invalid URL."""
@@ -170,7 +170,7 @@ class UpstreamPool(dict[str, PodConnections]):
         `deadline`, in monotonic seconds."""
         address, left = pod.address, deadline - self._clock.now()
         try:
-            tls = self._trust.at(address.host, address.port) if address.tls else None
+            tls = self._pod_tls.at(address.host, address.port) if address.tls else None
             async with asyncio.timeout(min(self.connect_timeout, left)):
                 return await dial(
                     lambda: PodConnection(pod.release, pod.lost), address.host, address.port, tls, self._resolve
@@ -277,9 +277,9 @@ class PooledFetcher:
     """Implements `fleet.refresh.Fetcher` inside `async with`. It has its own connections, so that scrapes never compete
     with requests."""
 
-    def __init__(self, timeout: float, clock: Clock, trust: PodTlsContexts | None = None) -> None:
-        """`timeout`: seconds for one exchange. `trust`: see `UpstreamPool`."""
-        self._pool = UpstreamPool(timeout, clock, idle_limit=FETCH_IDLE_LIMIT, trust=trust)
+    def __init__(self, timeout: float, clock: Clock, pod_tls: PodTlsContexts | None = None) -> None:
+        """`timeout`: seconds for one exchange. `pod_tls`: see `UpstreamPool`."""
+        self._pool = UpstreamPool(timeout, clock, idle_limit=FETCH_IDLE_LIMIT, pod_tls=pod_tls)
         self._tasks = Tasks()
 
     @property

@@ -311,7 +311,7 @@ async def rig(
     *pods: Pod | Endpoint,
     timeouts: Timeouts = PATIENT,
     security: SecuritySettings | None = None,
-    trust: PodTlsContexts | None = None,
+    pod_tls: PodTlsContexts | None = None,
     clock: Clock | None = None,
     **listen: Any,
 ) -> AsyncIterator[Rig]:
@@ -326,7 +326,7 @@ async def rig(
             cast(Gateway, gateway), security or SecuritySettings(), timeouts, listeners, gateway.retries_instead
         ),
         clock or SystemClock(),
-        UpstreamPool(timeouts.connect, clock or SystemClock(), trust=trust),
+        UpstreamPool(timeouts.connect, clock or SystemClock(), pod_tls=pod_tls),
         count_closed=lambda why, number: hung_up.update({why: number}),
     )
     await server.start()

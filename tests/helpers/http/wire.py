@@ -67,7 +67,7 @@ class Caller:
         self.response_lines = b""
         self.closing = not speaks_11
         self.sent_status = 0
-        self.sink: object = None
+        self.writer: object = None
         self.writing_paused = False
         self.continuation: object = None
 

@@ -1,4 +1,4 @@
-"""Limits of keys and tenants, from the gate to the end of a request."""
+"""Limits of keys and tenants, from admission to the end of a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class World:
         self.clock = ManualClock(now=10.0)
         self.counted: list[tuple[str, str, bool]] = []
         self.named = {"own": Limits(**limits), **({"all": tenant} if tenant else {})}
-        self.gate = RateLimiter(self.named, {"acme": "all"}, self.clock, self.limited)
+        self.limiter = RateLimiter(self.named, {"acme": "all"}, self.clock, self.limited)
 
     def limited(self, kind: str, name: str, shadow: bool) -> None:
         self.counted.append((kind, name, shadow))
@@ -46,19 +46,19 @@ class World:
     def start(self, request: InferenceRequest) -> Attempt:
         """An attempt that is not connected to its pod yet."""
         attempt = Attempt(request, Decision(POD), POD, 0, self.clock.now())
-        self.gate.attempt_started(attempt)
+        self.limiter.attempt_started(attempt)
         return attempt
 
     async def ask(self, key: str = "a", usage: Usage | None = None, status: int | None = 200, **size: Any) -> Attempt:
         request = self.request(key, **size)
-        async with self.gate.admit(request):
+        async with self.limiter.admit(request):
             return self.send(request, usage, status)
 
 
 async def test_without_a_key_there_are_no_limits() -> None:
     world = World(requests_per_minute=1)
     for _ in range(3):
-        async with world.gate.admit(InferenceRequest("r", "/", "m")):
+        async with world.limiter.admit(InferenceRequest("r", "/", "m")):
             pass
 
 
@@ -101,7 +101,7 @@ async def test_a_request_that_reached_no_pod_costs_nothing() -> None:
     world = World(requests_per_minute=1, tokens_per_minute=100, concurrent_requests=1)
     for _ in range(3):
         with pytest.raises(RuntimeError):
-            async with world.gate.admit(world.request(tokens=50, max_tokens=50)):
+            async with world.limiter.admit(world.request(tokens=50, max_tokens=50)):
                 raise RuntimeError("no pod is ready")
     await world.ask(tokens=50, max_tokens=50)
 
@@ -109,7 +109,7 @@ async def test_a_request_that_reached_no_pod_costs_nothing() -> None:
 async def test_a_request_that_was_sent_to_no_pod_costs_nothing() -> None:
     world = World(requests_per_minute=1, tokens_per_minute=100)
     for ending in (Ending.UPSTREAM_FAILED, Ending.CLIENT_GONE):
-        async with world.gate.admit(request := world.request(tokens=50, max_tokens=50)):
+        async with world.limiter.admit(request := world.request(tokens=50, max_tokens=50)):
             world.start(request).ending = Ending.UPSTREAM_FAILED
             world.start(request).ending = ending
     await world.ask(tokens=50, max_tokens=50)
@@ -117,7 +117,7 @@ async def test_a_request_that_was_sent_to_no_pod_costs_nothing() -> None:
 
 async def test_a_request_that_only_its_first_pod_received_costs_a_request() -> None:
     world = World(requests_per_minute=1, tokens_per_minute=100)
-    async with world.gate.admit(request := world.request(tokens=50, max_tokens=50)):
+    async with world.limiter.admit(request := world.request(tokens=50, max_tokens=50)):
         world.send(request, status=None).ending = Ending.UPSTREAM_FAILED
         world.start(request).ending = Ending.UPSTREAM_FAILED
     with pytest.raises(RateLimited, match="1 requests per minute"):
@@ -142,7 +142,7 @@ async def test_output_tokens_have_their_own_limit() -> None:
 async def test_concurrent_requests_are_limited() -> None:
     world = World(concurrent_requests=1)
     async with AsyncExitStack() as running:
-        await running.enter_async_context(world.gate.admit(world.request()))
+        await running.enter_async_context(world.limiter.admit(world.request()))
         with pytest.raises(RateLimited, match="1 requests at the same time"):
             await world.ask()
         await world.ask("b")
@@ -151,7 +151,7 @@ async def test_concurrent_requests_are_limited() -> None:
 
 async def test_the_refusal_names_the_limit_that_lasts_longest() -> None:
     world = World(concurrent_requests=1, requests_per_minute=1)
-    async with world.gate.admit(world.request()):
+    async with world.limiter.admit(world.request()):
         with pytest.raises(RateLimited, match="1 requests per minute") as refused:
             await world.ask()
         assert refused.value.retry_after == pytest.approx(60.0)
@@ -164,7 +164,7 @@ async def test_the_refusal_names_the_limit_that_lasts_longest() -> None:
 async def test_a_failed_request_no_longer_counts_as_running() -> None:
     world = World(concurrent_requests=1)
     with pytest.raises(RuntimeError):
-        async with world.gate.admit(world.request()):
+        async with world.limiter.admit(world.request()):
             raise RuntimeError("boom")
     await world.ask()
 
@@ -217,9 +217,9 @@ async def test_responses_show_the_remaining_limits() -> None:
 
 def test_usage_is_requested_if_tokens_are_limited() -> None:
     identity = Identity("a", "acme", limits="own")
-    assert not World(requests_per_minute=1).gate.counts_tokens(identity)
-    assert World(tokens_per_day=1).gate.counts_tokens(identity)
-    assert World(tenant=Limits(output_tokens_per_minute=5)).gate.counts_tokens(identity)
+    assert not World(requests_per_minute=1).limiter.counts_tokens(identity)
+    assert World(tokens_per_day=1).limiter.counts_tokens(identity)
+    assert World(tenant=Limits(output_tokens_per_minute=5)).limiter.counts_tokens(identity)
 
 
 async def test_a_shadow_limit_is_not_shown_to_clients() -> None:
@@ -245,7 +245,7 @@ async def test_the_tighter_of_key_and_tenant_is_shown() -> None:
 async def test_a_stream_without_usage_costs_a_token_per_chunk() -> None:
     world = World(tokens_per_minute=100)
     request = world.request(tokens=10, max_tokens=90, stream=True)
-    async with world.gate.admit(request):
+    async with world.limiter.admit(request):
         world.send(request).chunks = 20
     await world.ask(tokens=10, max_tokens=60)
     with pytest.raises(RateLimited):
@@ -255,7 +255,7 @@ async def test_a_stream_without_usage_costs_a_token_per_chunk() -> None:
 async def test_a_client_that_leaves_before_the_response_pays_for_the_prompt() -> None:
     world = World(tokens_per_minute=100)
     request = world.request(tokens=50, max_tokens=50)
-    async with world.gate.admit(request):
+    async with world.limiter.admit(request):
         world.send(request, status=None).ending = Ending.CLIENT_GONE
     with pytest.raises(RateLimited):
         await world.ask(tokens=30, max_tokens=30)
@@ -266,7 +266,7 @@ async def test_a_request_that_ends_by_its_own_deadline_pays_for_the_prompt() -> 
     world = World(tokens_per_minute=100)
     headers = {TIME_LIMIT: "100"}
     request = changed(world.request(tokens=50, max_tokens=50), headers=headers, deadline=world.clock.now())
-    async with world.gate.admit(request):
+    async with world.limiter.admit(request):
         world.send(request, status=None).ending = Ending.TIMED_OUT
     with pytest.raises(RateLimited):
         await world.ask(tokens=30, max_tokens=30)
@@ -276,27 +276,27 @@ async def test_a_request_that_ends_by_its_own_deadline_pays_for_the_prompt() -> 
 async def test_a_request_that_times_out_at_the_pod_costs_no_tokens() -> None:
     world = World(tokens_per_minute=100)
     request = changed(world.request(tokens=50, max_tokens=50), deadline=world.clock.now())
-    async with world.gate.admit(request):
+    async with world.limiter.admit(request):
         world.send(request, status=None).ending = Ending.TIMED_OUT
     await world.ask(tokens=50, max_tokens=50)
 
 
 async def test_an_unnamed_tenant_has_the_default_limits() -> None:
     world = World()
-    gate = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world.limited)
-    async with gate.admit(request := world.request("a")):
+    limiter = RateLimiter({"few": Limits(requests_per_minute=1)}, {"*": "few"}, world.clock, world.limited)
+    async with limiter.admit(request := world.request("a")):
         attempt = Attempt(request, Decision(POD), POD, 0, 0.0)
-        gate.attempt_started(attempt)
+        limiter.attempt_started(attempt)
         attempt.sent_at = 0.0
     with pytest.raises(RateLimited, match="'acme'"):
-        async with gate.admit(world.request("b")):
+        async with limiter.admit(world.request("b")):
             pass
 
 
 async def test_changed_limits_keep_their_usage() -> None:
     world = World(requests_per_minute=2, tokens_per_day=100)
     await world.ask(usage=Usage(60, 0))
-    async with world.gate.admit(request := world.request()):
+    async with world.limiter.admit(request := world.request()):
         world.send(request)
         world.named["own"] = Limits(requests_per_minute=3, tokens_per_day=100, concurrent_requests=1)
         with pytest.raises(RateLimited, match="1 requests at the same time"):
@@ -313,12 +313,12 @@ async def test_changed_limits_keep_their_usage() -> None:
 async def test_changed_default_limits_keep_their_usage() -> None:
     world = World(requests_per_minute=2)
     await world.ask()
-    world.gate.limits = {"own": Limits(requests_per_minute=9), "all": Limits(requests_per_minute=1)}
-    world.gate.tenants = {"acme": "all"}
+    world.limiter.limits = {"own": Limits(requests_per_minute=9), "all": Limits(requests_per_minute=1)}
+    world.limiter.tenants = {"acme": "all"}
     await world.ask()
     with pytest.raises(RateLimited, match="'acme'"):
         await world.ask()
-    world.gate.limits, world.gate.tenants = {"own": Limits(requests_per_minute=2)}, {}
+    world.limiter.limits, world.limiter.tenants = {"own": Limits(requests_per_minute=2)}, {}
     with pytest.raises(RateLimited, match="'a'"):
         await world.ask()
 
@@ -329,14 +329,14 @@ async def test_usage_of_long_idle_keys_is_dropped(monkeypatch: pytest.MonkeyPatc
     for number in range(30):
         await world.ask(f"key-{number}")
         world.clock.advance(60.0)
-    assert len(list(world.gate.known())) <= 11
+    assert len(list(world.limiter.known())) <= 11
     await world.ask("key-29")
 
 
 async def test_usage_of_running_requests_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "MOST_METERS", 10)
     world = World(concurrent_requests=1)
-    async with world.gate.admit(world.request("busy")):
+    async with world.limiter.admit(world.request("busy")):
         for number in range(30):
             await world.ask(f"key-{number}")
         with pytest.raises(RateLimited):

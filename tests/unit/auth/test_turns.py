@@ -56,7 +56,7 @@ async def test_a_request_beyond_the_part_waits_and_is_granted_if_no_other_used_i
         slept.append(seconds)
         world.clock.advance(seconds + 0.001)
 
-    world.gate.turns = RoundShares(2, 0, sleep)
+    world.limiter.turns = RoundShares(2, 0, sleep)
     for _ in range(4):
         await world.ask()
     assert slept
@@ -70,11 +70,11 @@ async def test_what_others_used_meanwhile_is_not_granted() -> None:
     world = World(concurrent_requests=2)
 
     async def sleep(seconds: float) -> None:
-        world.gate.peer_spent(7, ("key", "a", "own"), 1, [0.0] * 5)
+        world.limiter.peer_spent(7, ("key", "a", "own"), 1, [0.0] * 5)
         world.clock.advance(seconds + 0.001)
 
-    world.gate.turns = RoundShares(2, 0, sleep)
-    async with world.gate.admit(world.request()):
+    world.limiter.turns = RoundShares(2, 0, sleep)
+    async with world.limiter.admit(world.request()):
         with pytest.raises(RateLimited, match="2 requests at the same time"):
             await world.ask()
 
@@ -127,10 +127,10 @@ def wait_with_hosts(hosts: int, world: World) -> list[float]:
         slept.append(seconds)
         world.clock.advance(seconds)
 
-    world.gate.set_worker(1, 0, NEWS_OF_HOSTS)
-    world.gate.set_hosts(hosts)
-    assert isinstance(world.gate.turns, HostShares)
-    world.gate.turns.sleep = sleep
+    world.limiter.set_worker(1, 0, NEWS_OF_HOSTS)
+    world.limiter.set_hosts(hosts)
+    assert isinstance(world.limiter.turns, HostShares)
+    world.limiter.turns.sleep = sleep
     return slept
 
 
@@ -138,15 +138,15 @@ async def test_with_very_many_hosts_waits_are_short() -> None:
     """Each time that it is this process's turn another request of it is quicker."""
     world = World(requests_per_minute=60)
     slept = wait_with_hosts(1000, world)
-    parts, alone = world.gate.turns, world.gate.turns.sleep  # type: ignore[union-attr]
+    parts, alone = world.limiter.turns, world.limiter.turns.sleep  # type: ignore[union-attr]
     assert isinstance(parts, HostShares)
 
     async def sleep(seconds: float) -> None:
         await alone(seconds)
-        (meter,) = world.gate.meters(world.request().state.read(IDENTITY))  # type: ignore[arg-type]
+        (meter,) = world.limiter.meters(world.request().state.read(IDENTITY))  # type: ignore[arg-type]
         (left,) = [few for _, few in meter.left(world.clock.now())]
         parts.pause(LIMIT, left, world.clock.now(), LONG_AGO)
-        world.gate.peer_spent(7, ("key", "a", "own"), 0, [1.0, 0.0, 0.0, 0.0, 0.0])
+        world.limiter.peer_spent(7, ("key", "a", "own"), 0, [1.0, 0.0, 0.0, 0.0, 0.0])
 
     parts.sleep = sleep
     await world.ask()
@@ -159,17 +159,17 @@ async def test_without_competition_no_request_waits() -> None:
     world = World(concurrent_requests=4)
     slept = wait_with_hosts(4, world)
     for _ in range(10):
-        async with world.gate.admit(world.request()):
+        async with world.limiter.admit(world.request()):
             world.clock.advance(0.01)
     assert not slept
 
 
 def test_limits_are_divided_while_other_processes_are_known() -> None:
-    gate, kinds = World(requests_per_minute=4).gate, list[tuple[type, int]]()
-    gate.set_worker(2, 0, NEWS_OF_HOSTS)
+    limiter, kinds = World(requests_per_minute=4).limiter, list[tuple[type, int]]()
+    limiter.set_worker(2, 0, NEWS_OF_HOSTS)
     for hosts in (1, 3, 2, 1):
-        gate.set_hosts(hosts)
-        kinds.append((type(gate.turns), getattr(gate.turns, "processes", 0)))
+        limiter.set_hosts(hosts)
+        kinds.append((type(limiter.turns), getattr(limiter.turns, "processes", 0)))
     assert kinds == [(RoundShares, 0), (HostShares, 6), (HostShares, 4), (RoundShares, 0)]
-    gate.set_worker(1, 0, NEWS_OF_HOSTS)
-    assert gate.turns is None
+    limiter.set_worker(1, 0, NEWS_OF_HOSTS)
+    assert limiter.turns is None

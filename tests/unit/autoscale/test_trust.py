@@ -11,13 +11,13 @@ from proxy.autoscale.demand import MEMORY, ForecastConfidence
 
 def after(came: float, result: float = 1.0, forecasts: int = 40, value: float = 5.0) -> ForecastConfidence:
     """The growth that came each time, two minutes after its forecast."""
-    trust = ForecastConfidence()
+    confidence = ForecastConfidence()
     for at in range(forecasts):
         now = 240.0 * at
-        trust.judge(now, value)
-        trust.say(now + 120, value, result)
-        trust.judge(now + 120, value + came)
-    return trust
+        confidence.judge(now, value)
+        confidence.say(now + 120, value, result)
+        confidence.judge(now + 120, value + came)
+    return confidence
 
 
 def test_without_history_forecasts_are_trusted() -> None:
@@ -35,35 +35,35 @@ def test_small_errors_have_little_weight() -> None:
 
 
 def test_pending_forecasts_are_not_scored() -> None:
-    trust = ForecastConfidence()
-    trust.say(120.0, 5.0, 100.0)
-    trust.judge(119.0, 5.0)
-    assert trust.share(0.8) == 1.0
-    trust.judge(120.0, 5.0)
-    assert trust.share(0.8) < 0.01
+    confidence = ForecastConfidence()
+    confidence.say(120.0, 5.0, 100.0)
+    confidence.judge(119.0, 5.0)
+    assert confidence.share(0.8) == 1.0
+    confidence.judge(120.0, 5.0)
+    assert confidence.share(0.8) < 0.01
 
 
 def test_forecasts_without_a_value_are_dropped() -> None:
-    trust = ForecastConfidence()
-    trust.say(120.0, 5.0, 100.0)
-    trust.judge(120.0, None)
-    trust.judge(135.0, 5.0)
-    assert trust.share(0.8) == 1.0
+    confidence = ForecastConfidence()
+    confidence.say(120.0, 5.0, 100.0)
+    confidence.judge(120.0, None)
+    confidence.judge(135.0, 5.0)
+    assert confidence.share(0.8) == 1.0
 
 
 def test_old_forecasts_are_dropped() -> None:
-    trust = after(0.0, result=2.0, forecasts=1)
-    distrust = 1 - trust.share(1.0)
-    trust.judge(120.0 + MEMORY, 5.0)
+    confidence = after(0.0, result=2.0, forecasts=1)
+    distrust = 1 - confidence.share(1.0)
+    confidence.judge(120.0 + MEMORY, 5.0)
     assert distrust == pytest.approx(0.5)
-    assert 1 - trust.share(1.0) == pytest.approx(4 / math.e / (4 / math.e + 4))
+    assert 1 - confidence.share(1.0) == pytest.approx(4 / math.e / (4 / math.e + 4))
 
 
 def test_one_burst_does_not_outweigh_many_errors() -> None:
-    trust = after(0.0, forecasts=20)
-    trust.say(5000.0, 5.0, 1.0)
-    trust.judge(5000.0, 500.0)
-    assert trust.share(0.1) < 0.5
+    confidence = after(0.0, forecasts=20)
+    confidence.say(5000.0, 5.0, 1.0)
+    confidence.judge(5000.0, 500.0)
+    assert confidence.share(0.1) < 0.5
 
 
 def test_forecasts_from_zero_are_distrusted_only_after_an_error() -> None:

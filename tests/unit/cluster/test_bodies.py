@@ -78,6 +78,6 @@ def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: 
 
 @pytest.mark.parametrize("spent", [b'1,["nan",1,1,1,1]', b"1,[1e308,1e308,1,1,1]", b"-1,[1,1,1,1,1]"])
 def test_impossible_charges_are_refused(spent: bytes) -> None:
-    gate = RateLimiter({}, {}, ManualClock(), lambda *_: None)
+    limiter = RateLimiter({}, {}, ManualClock(), lambda *_: None)
     with pytest.raises(InvalidMessage):
-        SharedLimits(gate, nothing).receive(1, FrameKind.SPENT, b'[[["key","team","default"],%b]]' % spent)
+        SharedLimits(limiter, nothing).receive(1, FrameKind.SPENT, b'[[["key","team","default"],%b]]' % spent)

@@ -190,14 +190,14 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
 
 def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OF_PEERS", 10)
-    gate = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
-    it = SharedLimits(gate, lambda *_: None)
+    limiter = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
+    it = SharedLimits(limiter, lambda *_: None)
     for number in range(1000):
         it.receive(5, FrameKind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
         it.receive(5, FrameKind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
-    assert len(gate.known()) == 10
+    assert len(limiter.known()) == 10
     it.receive(5, FrameKind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
-    assert {who[1]: used[4] for who, _, used in gate.known()}["k0"] == 70
+    assert {who[1]: used[4] for who, _, used in limiter.known()}["k0"] == 70
 
 
 def test_a_peer_lends_a_bounded_number_of_caps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ ALICE = Identity("alice", "acme", limits="own")
 class Worker:
     def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
         self.number = number
-        self.gate = RateLimiter({"own": Limits(**limits)}, {}, clock, self.limited)  # type: ignore[arg-type]
-        self.shared = SharedLimits(self.gate, self.receive)
+        self.limiter = RateLimiter({"own": Limits(**limits)}, {}, clock, self.limited)  # type: ignore[arg-type]
+        self.shared = SharedLimits(self.limiter, self.receive)
         self.peers: list[Worker] = []
 
     def limited(self, kind: str, name: str, shadow: bool) -> None: ...
@@ -42,11 +42,11 @@ class Worker:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """A request, from the gate to its end, that came to a pod."""
+        """A request, from admission to its end, that came to a pod."""
         request = self.request()
-        async with self.gate.admit(request):
+        async with self.limiter.admit(request):
             attempt = Attempt(request, Decision(POD), POD, 0, 0.0)
-            self.gate.attempt_started(attempt)
+            self.limiter.attempt_started(attempt)
             attempt.sent_at = 0.0
             yield
 
@@ -118,7 +118,7 @@ async def test_only_running_requests_are_in_flight() -> None:
 
 async def test_limits_unknown_here_are_skipped() -> None:
     _, second = host(requests_per_minute=1)
-    second.gate.peer_spent(1, ("key", "alice", "other"), 1, (1.0, 0.0, 0.0, 0.0, 0.0))
+    second.limiter.peer_spent(1, ("key", "alice", "other"), 1, (1.0, 0.0, 0.0, 0.0, 0.0))
     await second.ask()
 
 

@@ -70,8 +70,8 @@ class Host(Transport, Fetcher):
         self.replica.use(self)
         self.replica.divide(2, 0, True)
         self.fleet = Fleet(clock, on_restarted=lambda endpoint: self.restarts.append(endpoint.name))
-        trust = PodTlsContexts(PodTls(), lambda: (), {})
-        self.polling = Polling(self.fleet, trust, clock, random.Random(1), lambda *_: None)
+        pod_tls = PodTlsContexts(PodTls(), lambda: (), {})
+        self.polling = Polling(self.fleet, pod_tls, clock, random.Random(1), lambda *_: None)
         self.runner = FleetRunner(
             self.fleet,
             PodSources(

@@ -45,7 +45,7 @@ class Pod:
 
 
 @asynccontextmanager
-async def warming(pod: Pod, shared: int = 5) -> AsyncIterator[Warmup]:
+async def warmup(pod: Pod, shared: int = 5) -> AsyncIterator[Warmup]:
     given = WarmupSettings(prompts=4)
     prompts = SharedPrompts(given, ManualClock(), shared_by=2, sample=1)
     for number in range(shared):
@@ -76,7 +76,7 @@ def ready() -> Endpoint:
 
 async def test_a_pod_gets_the_configured_number_of_prompts_within_the_concurrency() -> None:
     pod = Pod()
-    async with warming(pod) as it:
+    async with warmup(pod) as it:
         it.start(ready())
         await over(it)
     assert len(pod.sent) == len(set(pod.sent)) == 4
@@ -85,7 +85,7 @@ async def test_a_pod_gets_the_configured_number_of_prompts_within_the_concurrenc
 
 async def test_a_pod_is_warmed_up_once_at_a_time_and_again_when_it_returns() -> None:
     pod, endpoint = Pod(), ready()
-    async with warming(pod) as it:
+    async with warmup(pod) as it:
         it.start(endpoint)
         it.start(endpoint)
         await over(it)
@@ -97,7 +97,7 @@ async def test_a_pod_is_warmed_up_once_at_a_time_and_again_when_it_returns() -> 
 
 async def test_prompts_known_to_be_cached_are_left_out() -> None:
     pod = Pod(has=3)
-    async with warming(pod) as it:
+    async with warmup(pod) as it:
         it.start(ready())
         await over(it)
     assert len(pod.sent) == 1
@@ -105,7 +105,7 @@ async def test_prompts_known_to_be_cached_are_left_out() -> None:
 
 @pytest.mark.parametrize("pod", [Pod(status=500), Pod(status=401), Pod(error=True)])
 async def test_a_pod_that_refuses_prompts_is_left_alone(pod: Pod, one_at_a_time: None) -> None:
-    async with warming(pod) as it:
+    async with warmup(pod) as it:
         it.start(ready())
         await over(it)
     assert len(pod.sent) == 1
@@ -113,7 +113,7 @@ async def test_a_pod_that_refuses_prompts_is_left_alone(pod: Pod, one_at_a_time:
 
 async def test_a_pod_that_is_not_ready_gets_no_prompt() -> None:
     pod, endpoint = Pod(), ready()
-    async with warming(pod) as it:
+    async with warmup(pod) as it:
         it.start(endpoint)
         update(endpoint, state=EndpointState.DRAINING)
         await over(it)
@@ -121,14 +121,14 @@ async def test_a_pod_that_is_not_ready_gets_no_prompt() -> None:
 
 
 async def test_without_prompts_no_warm_up_starts() -> None:
-    async with warming(Pod(), shared=0) as it:
+    async with warmup(Pod(), shared=0) as it:
         it.start(ready())
         assert not it._warming
 
 
 async def test_the_end_of_the_process_ends_a_warm_up(one_at_a_time: None) -> None:
     pod = Pod()
-    async with warming(pod) as it:
+    async with warmup(pod) as it:
         it.start(ready())
         async with asyncio.timeout(PATIENCE):
             while not pod.sent:

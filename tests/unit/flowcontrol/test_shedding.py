@@ -15,7 +15,7 @@ from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import Reason, Shed
 from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
-from proxy.flowcontrol.controller import FlowControl, SheddingGate, chance
+from proxy.flowcontrol.controller import FlowControl, LoadShedding, chance
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, ShedByLoad, Shedding
 from proxy.latency.forecast import LATENCY
 from proxy.openai.parse import Parsed
@@ -97,11 +97,11 @@ def refused(
 ) -> bool:
     watcher = Watcher()
     ready = cast(Pods, Ready(endpoints))
-    gate = SheddingGate(FlowControlSettings(shedding=settings, bands=tuple(bands)), ready, Chance(drawn), watcher)
+    admission = LoadShedding(FlowControlSettings(shedding=settings, bands=tuple(bands)), ready, Chance(drawn), watcher)
     refusal = None
     try:
-        gate.admit(incoming)
-        assert gate.narrow(incoming, endpoints) == endpoints
+        admission.admit(incoming)
+        assert admission.narrow(incoming, endpoints) == endpoints
     except Shed as error:
         refusal = error
     assert watcher.not_served == ([] if refusal is None else [(counted_as, refusal.reason.value)])
@@ -146,8 +146,8 @@ class TestByLoad:
         pod.publish(Metrics(waiting=5, freshness=Freshness.FRESH), 1)
         settings = FlowControlSettings(max_concurrent=1, shedding=self.SETTINGS)
         control = FlowControl(settings, it.fleet, it.clock, watcher)
-        gates = [SheddingGate(settings, it.fleet, Chance(0.5), watcher), control]
-        gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, gates)])
+        admissions = [LoadShedding(settings, it.fleet, Chance(0.5), watcher), control]
+        gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, admissions)])
         async with control.admit(request(0)), asyncio.timeout(5):
             with pytest.raises(Shed, match="too busy"):
                 await gateway.pools.send(request(-1), Parsed("m", b""), ScriptedRelay([]))

@@ -13,7 +13,7 @@ from proxy.core import params
 from proxy.core.attempt import Attempt
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadGateway, QueueFull, UnknownModel
-from proxy.core.ports import Gate
+from proxy.core.ports import Admission
 from proxy.core.request import InferenceRequest
 from proxy.fleet.settings import PodSettings
 from proxy.models.resolver import Resolver
@@ -86,8 +86,8 @@ async def test_a_stored_response_has_no_fallback() -> None:
     it.assert_that_nothing_is_left()
 
 
-class Authenticator(Gate):
-    """A gate that is closed to some models."""
+class Authenticator(Admission):
+    """A admission that is closed to some models."""
 
     def __init__(self, *closed: str) -> None:
         self.closed = closed
@@ -116,8 +116,8 @@ class Authenticator(Gate):
         return False
 
 
-def admit_by(it: World, gate: Gate) -> None:
-    it.gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, [gate])])
+def admit_by(it: World, admission: Admission) -> None:
+    it.gateway = replace(it.gateway, all_pools=[Pool(it.fleet, it.scheduling, [admission])])
 
 
 @pytest.mark.parametrize("closed", [["m"], []])

@@ -17,7 +17,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import BadRequest, UpstreamFailed
 from proxy.core.params import Duration
-from proxy.core.ports import Gate, ManualClock
+from proxy.core.ports import Admission, ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.openai.parse import Parsed
@@ -34,9 +34,9 @@ GARBLED = UpstreamFailed("nonsense")
 class Race:
     """Attempts of one request. Each waits for the response of its pod: BEGINS, or the error that it fails with."""
 
-    def __init__(self, begins: Callable[[Attempt], None], responses: dict[str, asyncio.Future[Any]]) -> None:
+    def __init__(self, starts: Callable[[Attempt], None], responses: dict[str, asyncio.Future[Any]]) -> None:
         self.winner: Attempt | None = None
-        self._begins = begins
+        self._starts = starts
         self._responses = responses
 
     def __enter__(self) -> None: ...
@@ -53,13 +53,13 @@ class Race:
             attempt.ending = Ending.EVICTED
             return
         self.winner, attempt.status, attempt.ending = attempt, 200, COMPLETE
-        self._begins(attempt)
+        self._starts(attempt)
         for other in self._responses.values():
             if not other.done():
                 other.set_result(BEGINS)
 
 
-class Full(Gate):
+class Full(Admission):
     """Has no capacity for a second attempt, and notes the attempts that it gets."""
 
     def __init__(self, has_spare_capacity: bool) -> None:
@@ -95,8 +95,8 @@ class World:
         self.clock = ManualClock(now=1000.0)
         self.pods = [Endpoint(name, state=EndpointState.READY) for name in pods]
         self.counts: Counter[str] = Counter()
-        self.gate = Full(has_spare_capacity)
-        self.gates = (self.gate,)
+        self.admission = Full(has_spare_capacity)
+        self.admissions = (self.admission,)
         self.events: list[str] = []
         self.responses: dict[str, asyncio.Future[Any]] = {}
         self.races = True
@@ -129,8 +129,8 @@ class World:
         await self.hedging.around(serve_in, self._running)(self, request, Parsed("m", b"{}"), self)
         return first
 
-    def race(self, begins: Callable[[Attempt], None]) -> Race | None:
-        return Race(begins, self.responses) if self.races else None
+    def race(self, starts: Callable[[Attempt], None]) -> Race | None:
+        return Race(starts, self.responses) if self.races else None
 
     async def relay(self, attempt: Attempt) -> None:
         attempt.status, attempt.ending = 200, COMPLETE
@@ -170,7 +170,7 @@ async def test_the_second_pod_responds_if_it_starts_first_and_each_attempt_ends(
     assert world.events[:2] == ["+a", "+b"]
     assert sorted(world.events[2:]) == ["-a", "-b"]
     assert first.ending is Ending.EVICTED
-    assert world.gate.started == ["b"]  # the gate counts the attempt that responds
+    assert world.admission.started == ["b"]  # the admission counts the attempt that responds
 
 
 async def test_the_first_pod_may_still_respond() -> None:
@@ -178,7 +178,7 @@ async def test_the_first_pod_may_still_respond() -> None:
     first = await sent(world, a=BEGINS)
     assert world.counts == {LOST: 1}
     assert first.ending is COMPLETE
-    assert world.gate.started == []
+    assert world.admission.started == []
 
 
 async def test_a_failure_of_one_pod_is_hidden_if_the_other_responds() -> None:

@@ -185,9 +185,9 @@ async def test_an_error_in_a_tunnel_ends_it(
         client.send(UPGRADE)
         await client.until(b"\r\n\r\n")
         if callback == "_from_pod":
-            sink = connection_of(port).sink
-            assert isinstance(sink, Tunnel)
-            sink._client = None  # type: ignore[assignment]
+            writer = connection_of(port).writer
+            assert isinstance(writer, Tunnel)
+            writer._client = None  # type: ignore[assignment]
         client.send(b"x")
         await client.until_closed()
         await has_ended(port, caplog)

@@ -220,8 +220,8 @@ async def test_the_admin_port_speaks_tls(authority: Authority) -> None:
 async def status_of(pod: Pod, tls: PodTls | None = None, default: PodTls | None = None) -> int:
     """Over a relay and over a scrape: both the same."""
     update(pod.endpoint, tls=tls)
-    trust = PodTlsContexts(default, lambda: [pod.endpoint])
-    async with rig(pod, trust=trust) as port, PooledFetcher(5.0, SystemClock(), trust) as fetcher:
+    pod_tls = PodTlsContexts(default, lambda: [pod.endpoint])
+    async with rig(pod, pod_tls=pod_tls) as port, PooledFetcher(5.0, SystemClock(), pod_tls) as fetcher:
         seen = await port.ask(post())
         try:
             scraped, _ = await fetcher.get(pod.endpoint.url + "/metrics", None)
@@ -262,8 +262,8 @@ async def test_a_changed_file_changes_the_trusted_authorities(authority: Authori
     trusted = tmp_path / "trusted.pem"
     trusted.write_text(Authority(tmp_path / "two").file.read_text())
     async with Pod(answering(plain()), server_context(authority.issue("pod"))) as pod:
-        trust = PodTlsContexts(PodTls(ca=str(trusted)))
-        async with rig(pod, trust=trust) as port:
+        pod_tls = PodTlsContexts(PodTls(ca=str(trusted)))
+        async with rig(pod, pod_tls=pod_tls) as port:
             assert (await port.ask(post())).status == 502
             trusted.write_text(authority.file.read_text() + "\n")
             assert (await port.ask(post())).status == 200
@@ -277,8 +277,8 @@ async def test_missing_files_are_a_failure_of_their_pod_only(authority: Authorit
 def test_the_metrics_of_a_pod_on_another_port_have_the_same_trust(authority: Authority) -> None:
     mine = PodTls(server_name="mine")
     pods = [Endpoint("a", "https://a:1", tls=PodTls(server_name="other")), Endpoint("b", "https://b", tls=mine)]
-    trust = PodTlsContexts(PodTls(server_name="all"), lambda: pods)
-    assert [trust.at(host, port)[1] for host, port in (("b", 443), ("b", 9000), ("a", 1), ("c", 443))] == [
+    pod_tls = PodTlsContexts(PodTls(server_name="all"), lambda: pods)
+    assert [pod_tls.at(host, port)[1] for host, port in (("b", 443), ("b", 9000), ("a", 1), ("c", 443))] == [
         "mine",
         "mine",
         "other",
@@ -289,11 +289,11 @@ def test_the_metrics_of_a_pod_on_another_port_have_the_same_trust(authority: Aut
 def test_a_pool_can_configure_the_trust_of_its_pods(authority: Authority) -> None:
     pods = [Endpoint("a", "https://a"), Endpoint("b", "https://b", pool="large")]
     pods.append(Endpoint("c", "https://c", pool="large", tls=PodTls(server_name="mine")))
-    trust = PodTlsContexts(PodTls(server_name="all"), lambda: pods, {"large": PodTls(server_name="large")})
-    assert [trust.of(pod)[1] for pod in pods] == ["all", "large", "mine"]
-    assert [trust.at(name, 443)[1] for name in "abc"] == ["all", "large", "mine"]
-    trust.default, trust.pools = PodTls(), {}
-    assert trust.of(pods[1])[1] is None
+    pod_tls = PodTlsContexts(PodTls(server_name="all"), lambda: pods, {"large": PodTls(server_name="large")})
+    assert [pod_tls.of(pod)[1] for pod in pods] == ["all", "large", "mine"]
+    assert [pod_tls.at(name, 443)[1] for name in "abc"] == ["all", "large", "mine"]
+    pod_tls.default, pod_tls.pools = PodTls(), {}
+    assert pod_tls.of(pods[1])[1] is None
 
 
 def test_contradictory_settings_are_refused() -> None:

@@ -16,7 +16,7 @@ from proxy.openai.prompts import PromptHead
 from proxy.prefix.match import PREFIX_MATCH
 
 
-class WarmingSender:
+class WarmupSender:
     """Sends prompts of warm-ups. The ledger has the prompt as load while the pod computes it, and the prefix
     index has it afterwards."""
 
@@ -29,7 +29,7 @@ class WarmingSender:
     async def send(self, endpoint: Endpoint, prompt: PromptHead) -> int | None:
         request, gateway = self._request(prompt), self._gateway()
         pool = gateway.pools.having(endpoint)
-        await pool.production.run(request, (endpoint,))
+        await pool.producers.run(request, (endpoint,))
         if _is_held(request, endpoint):
             return None
         attempt = Attempt(request, Decision(endpoint), endpoint, 0, self._clock.now())
