@@ -13,7 +13,7 @@ from types import TracebackType
 from bench.fuzzing.inputs import Check
 from bench.fuzzing.talk import CHAT, PATIENCE, STREAMED, exchange, respond_well, settings_before
 from proxy.cluster.deployment import Connect
-from proxy.cluster.membership import member_id
+from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import ID_BYTES, PacketKind, message, packet
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.sharing import Replicated
@@ -84,20 +84,20 @@ async def messages() -> AsyncIterator[Check]:
         async def check(data: bytes, rng: random.Random) -> str:
             nonlocal number
             number += 1
-            peers = {PEER, data[5 : 5 + ID_BYTES].ljust(ID_BYTES, b"\0"), member_id(app._replica.host, 5)}
+            peers = {PEER, data[5 : 5 + ID_BYTES].ljust(ID_BYTES, b"\0"), peer_id(app._replica.host, 5)}
             say = rng.choice((PacketKind.NEWS, PacketKind.STATE))
             for line, to in zip(lines, (app._replica.id, supervisor._replica.id), strict=True):
                 line.received(data)
                 line.received(message(data))
                 line.received(message(packet(say, PEER, number, data, to if say is PacketKind.STATE else None).packed))
                 line.received(message(packet(PacketKind.HELLO, PEER, number + 1, data).packed))
-            app._replica.received(packet(PacketKind.NEWS, member_id(app._replica.host, 5), number, data))
+            app._replica.received(packet(PacketKind.NEWS, peer_id(app._replica.host, 5), number, data))
             await _on_the_bus(number, data, rng)
             await asyncio.sleep(0)
             for peer in peers:
                 for line in lines:
                     line.received(message(packet(PacketKind.BYE, peer, 0, b"").packed))
-            app._replica.received(packet(PacketKind.BYE, member_id(app._replica.host, 5), 0, b""))
+            app._replica.received(packet(PacketKind.BYE, peer_id(app._replica.host, 5), 0, b""))
             number += 1
             return _left_of(watched) or _limits(app) or ("" if number % 40 else await _serves(app))
 
@@ -105,7 +105,7 @@ async def messages() -> AsyncIterator[Check]:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             await broker.attach(worker, ours)
-            id, say = member_id(broker.host, worker), rng.choice((PacketKind.NEWS, PacketKind.LOCAL, PacketKind.DIRECT))
+            id, say = peer_id(broker.host, worker), rng.choice((PacketKind.NEWS, PacketKind.LOCAL, PacketKind.DIRECT))
             to = supervisor._replica.id if say is PacketKind.DIRECT else None
             theirs.send(packet(say, id, 1, data, to).packed + (data if rng.randrange(2) else b""))
             theirs.shutdown(socket.SHUT_WR)

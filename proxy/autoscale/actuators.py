@@ -62,13 +62,13 @@ class Guard:
     orders: Orders
     clock: Clock
     random: Random
-    leads: Callable[[], bool] = lambda: True
+    is_leader: Callable[[], bool] = lambda: True
     """Whether this proxy holds the scaling lease."""
     roles: defaultdict[str, _Role] = field(default_factory=lambda: defaultdict(_Role))
     """Results of earlier orders by role."""
 
     async def apply(self, decision: ScalingDecision, role: str) -> ScalingOutcome:
-        if not self.leads():
+        if not self.is_leader():
             return ScalingOutcome.BUSY
         if self._is_stopped():
             await self.cancel(role)
@@ -97,7 +97,7 @@ class Guard:
         another pod; the chosen pods are drained in any case. A process without the lease marks none: the leader clears
         the marks of the previous leader."""
         try:
-            if pods and self.leads():
+            if pods and self.is_leader():
                 await self.hand.mark(pods, doomed)
         except Exception:
             log.warning("autoscale: %s cannot be marked", ", ".join(pods), exc_info=True)
@@ -116,7 +116,7 @@ class Guard:
         return outcome
 
     async def _act(self, order: ScaleOrder) -> ScalingOutcome:
-        if not self.leads():  # it was lost while pods were marked
+        if not self.is_leader():  # it was lost while pods were marked
             return ScalingOutcome.BUSY
         known, decision = self.roles[order.role], order.decision
         try:

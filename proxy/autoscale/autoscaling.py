@@ -49,12 +49,12 @@ class Autoscaling:
         self._replicas = replicas
         self._settings = settings
         self._catalogue = catalogue
-        self.lead = Leadership(clock)
+        self.leadership = Leadership(clock)
 
         def make_pool(name: str, settings: ScalingPolicy) -> ScaledPool:
             from proxy.autoscale.scaled_pool import ScaledPool  # with its actuators, only if a pool has a policy
 
-            return ScaledPool(name, settings, fleet, signals, clock, rng, lambda: self.lead.is_ours, self._ask)
+            return ScaledPool(name, settings, fleet, signals, clock, rng, lambda: self.leadership.is_ours, self._ask)
 
         self._make_pool = make_pool
         self._tasks: Tasks | None = None
@@ -69,7 +69,7 @@ class Autoscaling:
             from proxy.cluster.redis_transport import Lease
 
             lease = Lease(self._replicas, LEASE, LEASE_SECONDS)
-            await self.lead.share(stack, lease, LEASE_SECONDS / 3, margin=PATIENCE)
+            await self.leadership.share(stack, lease, LEASE_SECONDS / 3, margin=PATIENCE)
         self._tasks = await stack.enter_async_context(Tasks())
         self._apply()
 

@@ -42,16 +42,16 @@ class ScaledPool:
         signals: SignalSource,
         clock: Clock,
         rng: Random,
-        leads: Callable[[], bool],
+        is_leader: Callable[[], bool],
         ask: Ask,
     ) -> None:
-        """`leads` returns whether this proxy holds the scaling lease; `ask` evaluates queries."""
+        """`is_leader` returns whether this proxy holds the scaling lease; `ask` evaluates queries."""
         self.name = name
         self._fleet = fleet
         self._signals = signals
         self._clock = clock
         self._random = rng
-        self._leads = leads
+        self._is_leader = is_leader
         self._began = clock.now()
         self._seen: set[str] = set()
         self._cleared: set[str] = set()
@@ -150,7 +150,7 @@ class ScaledPool:
         found = decision.as_dict()
         for name, role in found["roles"].items():
             role["drain"] = self.drains.described(name)
-        return {**found, "leads": self._leads()}
+        return {**found, "leads": self._is_leader()}
 
     def acknowledge(self, decision: int, roles: Mapping[str, int]) -> None:
         """Record the result of an external scaler. Raise BadRequest."""
@@ -189,7 +189,7 @@ class ScaledPool:
         there = len(self._replicas(role))
         if not self.orders.is_open(role, there):
             self.drains.spare(role)
-        acts = decision.mode == "active" and self._leads()
+        acts = decision.mode == "active" and self._is_leader()
         if self._guard is None:
             self.drains.cancel(role)
         elif not acts or decision.desired.get(role, 0) >= there:
@@ -197,7 +197,7 @@ class ScaledPool:
 
     async def _clear_marks(self, decision: ScalingDecision) -> None:
         """Clear the marks of pods that an earlier proxy chose for removal; runs once."""
-        if self._guard is None or decision.mode != "active" or not self._leads():
+        if self._guard is None or decision.mode != "active" or not self._is_leader():
             return
         for role in self._guard.settings.owned(tuple(decision.situations)):
             if role in decision.situations and role not in self._cleared:
@@ -210,7 +210,7 @@ class ScaledPool:
             return None
         self.orders.startup = settings.startup
         hand = hand_of(settings, self._clock)
-        return Guard(settings, hand, self.drains, self.orders, self._clock, self._random, self._leads)
+        return Guard(settings, hand, self.drains, self.orders, self._clock, self._random, self._is_leader)
 
     def _actuators(self) -> dict[str, Actuator]:
         roles = tuple(role.name for role in self._settings.roles)

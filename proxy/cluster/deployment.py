@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.cluster.membership import AssumedSpending, Shares, member_id
+from proxy.cluster.membership import AssumedSpending, Shares, peer_id
 from proxy.cluster.messages import (
     ABSENT,
     HOST_BYTES,
@@ -129,7 +129,7 @@ class Deployment:
         """The connection for packets that are sent without waiting for more messages; None if messages are gathered
         first, or without a connection."""
         self._everybody = f"{settings.prefix}:all"
-        self._absent = member_id(replica.host, ABSENT)
+        self._absent = peer_id(replica.host, ABSENT)
         numbers = count(1)
         self._assumed = AssumedSpending(
             lambda batch: self._received_by(packet(PacketKind.NEWS, self._absent, next(numbers), batch))

@@ -24,7 +24,7 @@ from proxy.cluster.messages import (
 from proxy.cluster.shared import Spent, Who, read_spent
 from proxy.core.ports import Clock
 
-MOST_HOSTS = MOST_MEMBERS = 1024
+MOST_HOSTS = MOST_PEERS = 1024
 """Other hosts, and processes of one host. Packets of further ones are dropped: a client that can publish on the channel
 can make up any number."""
 
@@ -34,11 +34,11 @@ ASK_PAUSE = 1.0
 _NUMBERED = frozenset((PacketKind.NEWS, PacketKind.BEAT, PacketKind.HELLO))
 
 
-def member_id(host: bytes, number: int) -> bytes:
+def peer_id(host: bytes, number: int) -> bytes:
     return host + number.to_bytes(3, "little")
 
 
-def member_of(id: bytes) -> int:
+def peer_number(id: bytes) -> int:
     """Return the number of a process on its host."""
     return int.from_bytes(id[HOST_BYTES:], "little")
 
@@ -66,7 +66,7 @@ class Peer:
 
     @property
     def is_supervisor(self) -> bool:
-        return member_of(self.id) == BROKER
+        return peer_number(self.id) == BROKER
 
 
 class Peers:
@@ -93,14 +93,14 @@ class Peers:
                 found[peer.host] = peer.name, peer.config
         return found
 
-    def received_at(self, member: int) -> float:
+    def received_at(self, number: int) -> float:
         """Return when a process of this host sent its last packet; 0 if it sent none."""
-        peer = self._peers.get(member_id(self._host, member))
+        peer = self._peers.get(peer_id(self._host, number))
         return 0.0 if peer is None else peer.received_at
 
     def receive(self, packet: Packet) -> Peer | None:
         """Return the sender of a packet, or None if a later packet has overtaken this one. Raise InvalidMessage for a
-        host beyond MOST_HOSTS, or a process beyond MOST_MEMBERS."""
+        host beyond MOST_HOSTS, or a process beyond MOST_PEERS."""
         now, say = self._clock.now(), packet.say
         peer = self._peers.get(packet.sender)
         if peer is None:
@@ -147,12 +147,10 @@ class Peers:
 
     def _add(self, id: bytes, now: float) -> Peer:
         is_local, host = id.startswith(self._host), id[:HOST_BYTES]
-        if self._members[host] >= MOST_MEMBERS or (host not in self._members and len(self._members) > MOST_HOSTS):
-            raise InvalidMessage(
-                f"there are {MOST_HOSTS} other hosts, or {MOST_MEMBERS} processes of the host, already"
-            )
+        if self._members[host] >= MOST_PEERS or (host not in self._members and len(self._members) > MOST_HOSTS):
+            raise InvalidMessage(f"there are {MOST_HOSTS} other hosts, or {MOST_PEERS} processes of the host, already")
         self._members[host] += 1
-        peer = self._peers[id] = Peer(id, member_of(id) if is_local else next(self._numbers), is_local, now)
+        peer = self._peers[id] = Peer(id, peer_number(id) if is_local else next(self._numbers), is_local, now)
         self.changed()
         return peer
 
@@ -238,15 +236,15 @@ class AssumedSpending:
     def end(self) -> None:
         self._others = 0
 
-    def add(self, member: bytes, batch: bytes) -> None:
+    def add(self, peer: bytes, batch: bytes) -> None:
         """Raises ValueError or another of UNREADABLE."""
         if not self._others:
             return
         spent = [one for kind, body in records(batch) if kind is FrameKind.SPENT for one in read_spent(body)]
         if spent:
-            self._spent(record(FrameKind.SPENT, orjson.dumps([self._times_others(member, *one) for one in spent])))
+            self._spent(record(FrameKind.SPENT, orjson.dumps([self._times_others(peer, *one) for one in spent])))
 
-    def _times_others(self, member: bytes, who: Who, running: int, spent: Sequence[float]) -> Spent:
-        self._running.setdefault(who, {})[member] = running
+    def _times_others(self, peer: bytes, who: Who, running: int, spent: Sequence[float]) -> Spent:
+        self._running.setdefault(who, {})[peer] = running
         all_running = sum(self._running[who].values())
         return who, all_running * self._others, [amount * self._others for amount in spent]

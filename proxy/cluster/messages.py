@@ -12,18 +12,18 @@ from typing import Any
 
 import orjson
 
-HOST_BYTES, MEMBER_BYTES = 5, 3
-ID_BYTES = HOST_BYTES + MEMBER_BYTES
+HOST_BYTES, NUMBER_BYTES = 5, 3
+ID_BYTES = HOST_BYTES + NUMBER_BYTES
 """The id of a process: its host, which is random, and its number on this host."""
 
 BROKER = 0
 """The number of a supervisor. Processes that serve have other numbers."""
 
-FIRST_NUMBER = 1 << 8 * MEMBER_BYTES
-"""The first number that a process gives members of other hosts. Members of a host have smaller numbers."""
+FIRST_NUMBER = 1 << 8 * NUMBER_BYTES
+"""The first number that a process gives processes of other hosts. Processes of a host have smaller numbers."""
 
-ALL_MEMBERS = FIRST_NUMBER - 1
-"""The number that addresses all members of a host."""
+ALL_PEERS = FIRST_NUMBER - 1
+"""The number that addresses all processes of a host."""
 
 ABSENT = FIRST_NUMBER - 2
 """The number of the other hosts together while the store is lost."""
@@ -117,7 +117,7 @@ def summary(error: Exception) -> str:
 
 class PacketKind(IntEnum):
     """What a packet is. NEWS, BEAT and HELLO go to all processes and are numbered, so that a receiver notices a gap.
-    ASK, STATE and DIRECT have one receiver: a process, or all members of a host."""
+    ASK, STATE and DIRECT have one receiver: a process, or all of a host."""
 
     NEWS = 1
     """Records."""

@@ -149,10 +149,10 @@ class IndexChanges:
         return moves
 
     def _check(self) -> None:
-        places, lengths = self.reserved[1::3], self.reserved[2::3]
+        positions, lengths = self.reserved[1::3], self.reserved[2::3]
         if len(self.reserved) % 3 or 8 * sum(lengths) != len(self.hashes[0]) or not all(lengths):
             raise InvalidMessage("a chain is cut off")
-        if places and (max(places) >= len(self.pods) or max(lengths) >= len(DEPTHS)):
+        if positions and (max(positions) >= len(self.pods) or max(lengths) >= len(DEPTHS)):
             raise InvalidMessage("a chain on no pod, or longer than any")
 
 
@@ -279,11 +279,11 @@ class SharedIndex(PrefixIndex, Shared):
             (reservation, *published) for reservation, all_published in self._own.items() for published in all_published
         ]
         for start in range(0, len(own), PER_RECORD):
-            moves, places = IndexChanges(), _Places()
+            moves, positions = IndexChanges(), _Positions()
             for reservation, number, _, packed in own[start : start + PER_RECORD]:
-                moves.reserved += (number - 1, places[reservation.pod][0], len(packed) >> 3)
+                moves.reserved += (number - 1, positions[reservation.pod][0], len(packed) >> 3)
                 moves.hashes.append(packed)
-            moves.pods = places.pods
+            moves.pods = positions.pods
             yield FrameKind.MOVES, moves.packed(self._tag)
 
     def memory(self, share: float) -> Records:
@@ -340,14 +340,14 @@ class SharedIndex(PrefixIndex, Shared):
     def _reserve_own(self, fresh: Sequence[Reservation]) -> tuple[list[int], list[bytes], list[tuple[int, int]]]:
         """Publish a chain from the last hash that all other processes know."""
         own, known_of, number = self._own, self._journal.known.get, self._number % _LARGEST
-        places = _Places()
+        positions = _Positions()
         hashes: list[bytes] = []
         reserved: list[int] = []
         for reservation in fresh:
             rows = own[reservation] = []
             if reservation.pod.retired:  # others would add it to the successor
                 continue
-            place, pod = places[reservation.pod]
+            position, pod = positions[reservation.pod]
             for chain, length, at, way in reservation.spans:
                 if not length:
                     continue
@@ -361,13 +361,13 @@ class SharedIndex(PrefixIndex, Shared):
                 if known:
                     at -= 1
                     hashes.append(published[8 * at :])
-                    reserved += (number, place, length - at)
+                    reserved += (number, position, length - at)
                 else:
                     hashes.append(published)
-                    reserved += (number - 1, place, length)
+                    reserved += (number - 1, position, length)
                 rows.append((number, (pod, chain[length - 1]), published))
         self._number = number
-        return reserved, hashes, places.pods
+        return reserved, hashes, positions.pods
 
     # What peers published.
 
@@ -397,8 +397,8 @@ class SharedIndex(PrefixIndex, Shared):
         reserve, hashes, end = PrefixIndex.reserve, b"".join(moves.hashes), 0
         pods = [(self._find(number), number, capacity) for number, capacity in moves.pods]
         rows = moves.reserved
-        for number, place, length in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-            endpoint, pod, capacity = pods[place]
+        for number, position, length in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+            endpoint, pod, capacity = pods[position]
             packed = hashes[end : end + 8 * length]
             end += 8 * length
             if number & 1:
@@ -446,12 +446,12 @@ class SharedIndex(PrefixIndex, Shared):
             self._journal.add({(number, chain[-1]): packed}, False)
 
 
-class _Places(dict[PodMemory, tuple[int, int]]):
+class _Positions(dict[PodMemory, tuple[int, int]]):
     """The pods of a batch: position and number of each."""
 
     def __missing__(self, pod: PodMemory) -> tuple[int, int]:
-        place = self[pod] = len(self), pod_number(pod.endpoint.name)
-        return place
+        position = self[pod] = len(self), pod_number(pod.endpoint.name)
+        return position
 
     @property
     def pods(self) -> list[tuple[int, int]]:

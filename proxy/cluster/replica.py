@@ -11,9 +11,9 @@ from math import inf
 from typing import TypeVar
 
 from proxy.cluster import messages
-from proxy.cluster.membership import Peer, Peers, member_id, member_of
+from proxy.cluster.membership import Peer, Peers, peer_id, peer_number
 from proxy.cluster.messages import (
-    ALL_MEMBERS,
+    ALL_PEERS,
     BROKER,
     HOST_BYTES,
     SHARED,
@@ -65,7 +65,7 @@ ONLY_PROCESS = 1
 
 def new_id(number: int = ONLY_PROCESS) -> bytes:
     """Return an id on a host that no other process is on."""
-    return member_id(secrets.token_bytes(HOST_BYTES), number)
+    return peer_id(secrets.token_bytes(HOST_BYTES), number)
 
 
 class SharedState:
@@ -139,8 +139,8 @@ class Replica:
         self._lease = lease
         self._beat_every = min(beat_every, lease / BEATS)
         self._number = 0
-        is_supervisor = member_of(id) == BROKER
-        self._reply_to = member_id(self.host, ALL_MEMBERS) if is_supervisor else id
+        is_supervisor = peer_number(id) == BROKER
+        self._reply_to = peer_id(self.host, ALL_PEERS) if is_supervisor else id
         self._batch = Batch(
             lambda batch: self._send(PacketKind.LOCAL if is_supervisor else PacketKind.NEWS, batch),
             lambda: b"".join([index.collect_changes() for index in self.state.indexes]),
@@ -298,7 +298,7 @@ class Replica:
         elif peer.is_local:
             self.send_state(None, MISSED if self.publishes_memory else 0.0)
         else:
-            self.send_state(member_id(peer.host, ALL_MEMBERS), 0.0)
+            self.send_state(peer_id(peer.host, ALL_PEERS), 0.0)
 
     def _receive(self, peer: Peer, kind: FrameKind, body: bytes) -> None:
         if self.state.receive(peer.number, kind, body):
@@ -335,10 +335,10 @@ class Replica:
             self._number += 1
         self._transport.publish(packet(say, self.id, self._number, body, to))
 
-    def _send_direct(self, member: int, message: bytes) -> None:
+    def _send_direct(self, number: int, message: bytes) -> None:
         """After what waits for all: a reply must not overtake what it is about."""
         self._batch.flush()
-        self._send(PacketKind.DIRECT, message, member_id(self.host, member))
+        self._send(PacketKind.DIRECT, message, peer_id(self.host, number))
 
     def _send_part(self, batch: list[bytes], to: bytes | None) -> None:
         self._send(PacketKind.NEWS if to is None else PacketKind.STATE, b"".join(batch), to)

@@ -502,7 +502,7 @@ class SharedDrains(Shared):
     def removed(self, endpoint: Endpoint) -> None:
         """Drop a removed pod, which all hosts notice. The next pod of this name is a new one."""
         changes, drains = self.known.get(endpoint.pod_name, (0, False))
-        if drains and endpoint is endpoint.lead:
+        if drains and endpoint is endpoint.first_rank:
             self.known[endpoint.pod_name] = changes + 1, False
 
     def _apply(self, name: str, drains: bool) -> None:

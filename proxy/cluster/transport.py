@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
-from proxy.cluster.membership import member_id, member_of
+from proxy.cluster.membership import peer_id, peer_number
 from proxy.cluster.messages import (
-    ALL_MEMBERS,
+    ALL_PEERS,
     BROKER,
     FrameKind,
     InvalidMessage,
@@ -184,7 +184,7 @@ class Broker:
         self.links: dict[int, Link] = {}
         """By the number of the worker."""
         self.host = replica.host
-        self._all_members = member_id(self.host, ALL_MEMBERS)
+        self._all_peers = peer_id(self.host, ALL_PEERS)
         self.deployment: Deployment | None = None
         """The other hosts. Set by the owner, if the host has a deployment."""
         self.questions, self.received_at = replica.questions, replica.peers.received_at
@@ -192,7 +192,7 @@ class Broker:
 
     async def attach(self, worker: int, sock: socket.socket) -> None:
         """Connect a new worker. Numbers of workers are never reused."""
-        id = member_id(self.host, worker)
+        id = peer_id(self.host, worker)
         link = Link(
             lambda packet: self._pass_on(packet, worker),
             lambda: self._lost(worker),
@@ -217,7 +217,7 @@ class Broker:
     def _pass_on(self, packet: Packet, sender: int | None) -> None:
         """`sender` is the number of a process of this host."""
         to = packet.to
-        if to is None or to == self._all_members:
+        if to is None or to == self._all_peers:
             for worker, link in self.links.items():
                 if worker != sender:
                     link.publish(packet)
@@ -229,7 +229,7 @@ class Broker:
         elif not to.startswith(self.host):
             if self.deployment is not None and sender is not None:
                 self.deployment.publish(packet)
-        elif (receiver := member_of(to)) == BROKER:
+        elif (receiver := peer_number(to)) == BROKER:
             self._replica.received(packet)
         elif (to_link := self.links.get(receiver)) is not None:
             to_link.publish(packet)
@@ -237,7 +237,7 @@ class Broker:
     def _lost(self, worker: int) -> None:
         if self.links.pop(worker, None) is None:
             return
-        self._pass_on(packet(PacketKind.BYE, member_id(self.host, worker), 0, b""), worker)
+        self._pass_on(packet(PacketKind.BYE, peer_id(self.host, worker), 0, b""), worker)
         self._on_lost(worker)
 
 

@@ -17,7 +17,7 @@ import orjson
 import uvloop
 
 from proxy.cluster.gc_tuning import Collector, resident
-from proxy.cluster.membership import member_id
+from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, FrameKind
 from proxy.cluster.questions import Questions, WorkerUnreachable
 from proxy.cluster.reads import IMAGINED, LISTED, METRICS, SHOWN, SIGNALS
@@ -51,7 +51,7 @@ class Worker(SharingApp):
         self._setup = setup
         self._bus = bus
         self._workers, self._seat = setup.workers, setup.seat
-        self._id, self._beat_every = member_id(bytes.fromhex(setup.host), setup.number), BEAT_EVERY
+        self._id, self._beat_every = peer_id(bytes.fromhex(setup.host), setup.number), BEAT_EVERY
         self._decision_prefix = f"w{setup.number}-"
         self._stop = stop
         self._knows_the_fleet = asyncio.Event()

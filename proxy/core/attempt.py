@@ -157,7 +157,7 @@ class Crashes:
     def add_suspected(self, attempt: Attempt) -> None:
         """Record that the pod may have crashed: it closed the connection, or another pod that serves the same request
         did."""
-        pod = attempt.endpoint.lead
+        pod = attempt.endpoint.first_rank
         one = (pod, attempt.started_at, attempt.number)
         if one not in self._noted and pod not in self.suspected:
             self.suspected.append(pod)

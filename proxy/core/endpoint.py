@@ -152,8 +152,8 @@ class Endpoint:
     is a new one.
 
     Ranks of a pod share its URL, state and settings. Metrics, load and learnt values belong to the rank. What belongs
-    to the whole pod, such as its breaker, is kept under `lead`. Plugins cannot assign to it: it changes by `update`,
-    `publish` and `charge`, which belong to the fleet.
+    to the whole pod, such as its breaker, is kept under `first_rank`. Plugins cannot assign to an endpoint: only the
+    fleet changes it, by `update`, `publish` and `charge`.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Endpoint:
     load: Load = field(default_factory=Load)
     rank: int | None = None
     """The data-parallel rank, which requests to the pod name; None if the pod is one endpoint."""
-    lead: Endpoint = field(init=False, repr=False)
+    first_rank: Endpoint = field(init=False, repr=False)
     """The first rank of the pod; the endpoint itself if the pod is one endpoint."""
     ranks: tuple[Endpoint, ...] = field(init=False, repr=False)
     """All ranks of the pod, in order."""
@@ -197,7 +197,7 @@ class Endpoint:
         """A pod that is created with metrics and load counts as scraped under this load."""
         role = self.role or self.labels.get(ROLE_LABEL, "")
         labels = {ROLE_LABEL: role, **self.labels} if role else self.labels
-        update(self, role=role, labels=labels, lead=self, ranks=(self,), load_fields=vars(self.load))
+        update(self, role=role, labels=labels, first_rank=self, ranks=(self,), load_fields=vars(self.load))
         self.publish(self.metrics, self.load.requests)
 
     @property
@@ -246,7 +246,7 @@ class Endpoint:
 def join_ranks(ranks: Sequence[Endpoint]) -> None:
     """Make the endpoints the ranks of one pod. For the fleet."""
     for endpoint in ranks:
-        update(endpoint, lead=ranks[0], ranks=tuple(ranks))
+        update(endpoint, first_rank=ranks[0], ranks=tuple(ranks))
 
 
 def update(target: Endpoint | Load, **changes: Any) -> None:

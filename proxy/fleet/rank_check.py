@@ -62,7 +62,7 @@ class RankCheck:
         if isinstance(error, RankOutOfRange):
             self._refused(attempt.endpoint, error.size)
             return
-        pod, rank, usage = attempt.endpoint.lead, attempt.endpoint.rank, attempt.usage
+        pod, rank, usage = attempt.endpoint.first_rank, attempt.endpoint.rank, attempt.usage
         window = self._windows.get(pod)
         if window is None or window.ranks != pod.ranks:
             self._windows = {

@@ -95,7 +95,7 @@ class FleetRunner:
 
     def refresher_of(self, endpoint: Endpoint) -> Refresher | None:
         """Return None for an endpoint that is not of this runner."""
-        found = self._loops.get(endpoint.lead)
+        found = self._loops.get(endpoint.first_rank)
         return found[0] if found else None
 
     async def first_contact(self, timeout: float) -> bool:
@@ -112,7 +112,7 @@ class FleetRunner:
         return True
 
     def _added(self, endpoint: Endpoint) -> None:
-        if endpoint is not endpoint.lead:
+        if endpoint is not endpoint.first_rank:
             return
         refresher = Refresher(
             endpoint,

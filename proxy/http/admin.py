@@ -225,7 +225,7 @@ class _Probes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 exactly if new requests are accepted."""
-        stopping, ready = self.stopping(), sum(pod is pod.lead for pod in self.fleet.ready)
+        stopping, ready = self.stopping(), sum(pod is pod.first_rank for pod in self.fleet.ready)
         wanted = self.fleet.serves and not stopping
         pods = {"ready": ready, "total": len(self.fleet.pods)}
         detail: dict[str, Any] = {"ready": wanted, "stopping": stopping, "pods": pods}

@@ -112,8 +112,8 @@ class Kvlane(App, Policy):
         self.scrapes = settings.pods.refresh.interval
         self._says_cached = says_cached
         sizes = Counter(pod.pod for pod in pods)
-        leads = {pod: self.fleet.add(_pod(pod, size, settings.pods.static)) for pod, size in sizes.items()}
-        self._endpoints = [leads[pod.pod].ranks[pod.rank or 0] for pod in pods]
+        first_ranks = {pod: self.fleet.add(_pod(pod, size, settings.pods.static)) for pod, size in sizes.items()}
+        self._endpoints = [first_ranks[pod.pod].ranks[pod.rank or 0] for pod in pods]
         self._pod_of = {endpoint.name: index for index, endpoint in enumerate(self._endpoints)}
         self._last: list[Metrics | None] = [None] * len(pods)
         self._refused: set[int] = set()
@@ -180,19 +180,19 @@ class Kvlane(App, Policy):
     def scraped(self, pod: int, reading: Metrics | None, sent: int, sent_at: float) -> None:
         """Update the state of a pod as its refresh loop does. The first rank of a pod determines its state."""
         endpoint, last, was_refused = self._endpoints[pod], self._last[pod], pod in self._refused
-        is_lead = endpoint is endpoint.lead
+        is_first_rank = endpoint is endpoint.first_rank
         self._last[pod] = reading
         if reading is None:
             self._refused.add(pod)
-            if is_lead and not was_refused:
+            if is_first_rank and not was_refused:
                 self.fleet.refused(endpoint)
             return
-        if is_lead and last and reading.process_started != last.process_started:
+        if is_first_rank and last and reading.process_started != last.process_started:
             self.fleet.restarted(endpoint)
         endpoint.publish(replace(reading, scraped_at=sent_at), sent)
         self.fleet.refreshed(endpoint)
         self._refused.discard(pod)
-        if is_lead and was_refused:
+        if is_first_rank and was_refused:
             self.fleet.restarted(endpoint)
             self.fleet.reached(endpoint)
 

@@ -271,7 +271,7 @@ class Waker:
         asleep = [
             endpoint
             for endpoint in self._fleet.endpoints
-            if endpoint is endpoint.lead and _sleeps(endpoint)
+            if endpoint is endpoint.first_rank and _sleeps(endpoint)
             if _serves(endpoint, model) and endpoint not in self._left_alone
         ]
         if asleep and self._waking.isdisjoint(asleep):

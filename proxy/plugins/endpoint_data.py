@@ -43,15 +43,15 @@ APART = len(LEVELS)
 def distances(peer: Endpoint, endpoints: Sequence[Endpoint]) -> list[int]:
     """Return the index of the nearest level that each shares with the peer, else APART. A missing label is not shared.
     Without a label, the host is that of the pod's URL."""
-    places = _places(peer)
-    return [_distance(places, _places(endpoint)) for endpoint in endpoints]
+    location = _location(peer)
+    return [_distance(location, _location(endpoint)) for endpoint in endpoints]
 
 
-def _distance(places: Sequence[str], others: Sequence[str]) -> int:
-    shared = (at for at, (one, other) in enumerate(zip(places, others, strict=True)) if one and one == other)
+def _distance(location: Sequence[str], others: Sequence[str]) -> int:
+    shared = (at for at, (one, other) in enumerate(zip(location, others, strict=True)) if one and one == other)
     return next(shared, APART)
 
 
-def _places(endpoint: Endpoint) -> list[str]:
+def _location(endpoint: Endpoint) -> list[str]:
     host, *rest = [endpoint.labels.get(label, "") for label in LABELS]
     return [host or urlsplit(endpoint.url).hostname or "", *rest]

@@ -16,14 +16,14 @@ ANY_NUMBER = -1
 
 @dataclass(slots=True, eq=False)
 class BurstRequest:
-    """A request of a burst: its prompts as chains of blocks, and its candidates. `assigned` and `leads` are the result;
-    `leads`: it is the first with these prompts on that pod, so the pod must compute them."""
+    """A request of a burst: its prompts as chains of blocks, and its candidates. `assigned` and `must_compute` are
+    the result; `must_compute`: it is the first with these prompts on that pod."""
 
     chains: Sequence[Chain]
     endpoints: Sequence[Endpoint]
     blocks: int = field(init=False)
     assigned: Endpoint | None = None
-    leads: bool = True
+    must_compute: bool = True
 
     def __post_init__(self) -> None:
         self.blocks = sum(map(len, self.chains))
@@ -99,8 +99,8 @@ class _Placing:
         left = iter(unit)
         while run := list(islice(left, self._capacity(target, taken))):
             for sample in run:
-                sample.assigned, sample.leads = target, False
-            run[0].leads = is_first = target not in taken
+                sample.assigned, sample.must_compute = target, False
+            run[0].must_compute = is_first = target not in taken
             if not rules.by_tokens:
                 self._load[target] += len(run)
             elif is_first:

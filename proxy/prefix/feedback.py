@@ -166,7 +166,7 @@ class IndexEviction:
         the blocks at which it starts and ends."""
         ((chain, _, known, _),) = reservation.spans
         used_at, start, end = math.inf, 0, 0
-        for holding in self.forest.way(reservation.pod, chain, known):
+        for holding in self.forest.path(reservation.pod, chain, known):
             if holding.used_at is not None and holding.used_at < used_at:
                 used_at, start = holding.used_at, end
             end += holding.segment.blocks

@@ -166,8 +166,8 @@ class Reservation:
         """Return the pinned segments that no response has confirmed."""
         if self.pod.retired or self.settled:
             return []
-        ways = [forest.way(self.pod, chain, length) for chain, length, _, _ in self.spans]
-        return [holding for way in ways for holding in way if holding.used_at is None]
+        paths = [forest.path(self.pod, chain, length) for chain, length, _, _ in self.spans]
+        return [holding for path in paths for holding in path if holding.used_at is None]
 
 
 SEGMENT_BYTES = 340
@@ -302,15 +302,15 @@ class Forest:
             self.bytes += HOLDING_BYTES
         return head
 
-    def way(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
+    def path(self, pod: PodMemory, chain: Chain, length: int) -> list[Holding]:
         """Return the holdings of the pinned start of a chain. Pinned holdings stay and are only ever split."""
-        way: list[Holding] = []
+        path: list[Holding] = []
         at = 0
         while at < length:
             segment = self.segments[chain[at]]
-            way.append(pod.held[segment])
+            path.append(pod.held[segment])
             at += len(segment.hashes)
-        return way
+        return path
 
     def fitting(self, start: int, blocks: int) -> int:
         """Return how many hashes from `start` on stand for at most this many blocks; 0 or less for none."""

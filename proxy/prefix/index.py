@@ -148,10 +148,10 @@ class PrefixIndex:
         spans, pod = reservation.spans, reservation.pod
         if len(spans) != 1 or pod.retired:
             return
-        ((chain, length, _, way),) = spans
+        ((chain, length, _, path),) = spans
         if length < len(chain):
             return
-        holding = way[-1]
+        holding = path[-1]
         response = holding.response
         # The usual prompt gets its first response: only what a match could see changes the version.
         if response is None or response.tokens != tokens or self._forest.responses.get(chain[-1]) is not response:
@@ -207,13 +207,13 @@ class PrefixIndex:
         if computed and response is not None and response.holding.response is response:
             self._forest.drop_response(response)  # It is a part of the computed prompt now.
             self.version += 1
-        for chain, length, _, way in reservation.spans:
+        for chain, length, _, path in reservation.spans:
             left = length
-            for holding in way:
+            for holding in path:
                 left -= len(holding.segment.hashes)
             if left:  # Some were cut meanwhile.
-                way = self._forest.way(pod, chain, length)
-            for holding in reversed(way):
+                path = self._forest.path(pod, chain, length)
+            for holding in reversed(path):
                 holding.pins -= 1
                 if holding.used_at is None and not self._settle_provisional(pod, holding, computed, now):
                     continue
@@ -268,7 +268,7 @@ class PrefixIndex:
     def _claim(self, pod: PodMemory, chain: Chain) -> Span:
         """Pin the whole segments that the pod is known to hold, which is all of most chains."""
         segments, held, total = self._forest.segments, pod.held, len(chain)
-        way: list[Holding] = []
+        path: list[Holding] = []
         at = 0
         while at < total:
             segment = segments.get(chain[at])
@@ -287,11 +287,11 @@ class PrefixIndex:
                     break
                 pod.pinned = pinned
             holding.pins += 1
-            way.append(holding)
+            path.append(holding)
             at = end
-        return (chain, at, at, way) if at == total else self._extend(pod, chain, at, way)
+        return (chain, at, at, path) if at == total else self._extend(pod, chain, at, path)
 
-    def _extend(self, pod: PodMemory, chain: Chain, at: int, way: list[Holding]) -> Span:
+    def _extend(self, pod: PodMemory, chain: Chain, at: int, path: list[Holding]) -> Span:
         """Continue down the chain: pin existing segments, cut to size, and add missing ones while there is capacity."""
         forest, depths, total, known = self._forest, self._depths, len(chain), at
         full = forest.bytes >= self._upkeep.max_bytes
@@ -318,10 +318,10 @@ class PrefixIndex:
             if holding.used_at is None and holding.pins >= self._max_siblings:
                 holding.segment.open &= ~pod.bit
                 self.is_crowded = True
-            way.append(holding)
+            path.append(holding)
             at += len(segment.hashes)
         self._upkeep.due_at = -math.inf
-        return chain, at, known, way
+        return chain, at, known, path
 
     def _settle_provisional(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
         """Confirm provisional blocks if they are `computed`; else remove them if no request waits for them. Return

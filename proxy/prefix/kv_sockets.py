@@ -52,7 +52,7 @@ class ReplayFailed(Exception):
 
 
 class RankEvents:
-    """The messages of one rank of a pod. An engine counts its messages from 0, so a track without a gap knows all
+    """The messages of one rank of a pod. An engine counts its messages from 0, so a sequence without a gap knows all
     blocks of the rank. A lower number than expected is a restart, whatever the engine's clock says, unless it is a
     message that was replayed before, or the last one again."""
 
@@ -67,7 +67,7 @@ class RankEvents:
         self._replayed: dict[int, float] = {}
         """Number and time of replayed messages, which may arrive on the other socket too."""
         self._published: bool | None = None
-        """Whether the listener knows the track as complete; None: neither."""
+        """Whether the listener knows the events as complete; None: neither."""
         self._is_whole = True
         """Whether no message was missed."""
         self._is_live = False
@@ -182,17 +182,17 @@ async def subscribe(
 ) -> None:
     """Read the events of one rank until cancelled. The socket reconnects by itself."""
     replay = partial(replayed, context, source.replay) if source.replay else None
-    track = RankEvents(endpoint, source.rank, listener, replay)
+    rank_events = RankEvents(endpoint, source.rank, listener, replay)
     while True:
         try:
             with context.socket(zmq.SUB) as socket:
                 _prepare(socket, topic)
-                await _listen(socket, source.events, track)
+                await _listen(socket, source.events, rank_events)
         except zmq.ZMQError as error:
             log.warning("KV events of pod %s at %s: %s", endpoint.name, source.events, error)
-            track.disconnected()
+            rank_events.disconnected()
         except Exception:
-            track.disconnected()
+            rank_events.disconnected()
             raise
         await asyncio.sleep(RETRY)
 
@@ -201,7 +201,7 @@ async def collect(
     context: zmq.asyncio.Context, sources: KvSources, pods: Callable[[], list[Endpoint]], listener: KvListener
 ) -> None:
     """Listen at an address that pods connect to, until cancelled. Missed messages cannot be replayed."""
-    tracks: dict[tuple[Endpoint, int], RankEvents] = {}
+    all_events: dict[tuple[Endpoint, int], RankEvents] = {}
     logs = LogLimit()
     while True:
         try:
@@ -210,7 +210,7 @@ async def collect(
                 socket.bind(sources.bind)
                 while True:
                     try:
-                        await _dispatch(await socket.recv_multipart(), pods(), tracks, listener)
+                        await _dispatch(await socket.recv_multipart(), pods(), all_events, listener)
                     except InvalidEvent as error:
                         if logs.allows():
                             log.warning("unreadable KV events at %s (logged once a minute): %s", sources.bind, error)
@@ -242,7 +242,7 @@ async def replayed(context: zmq.asyncio.Context, address: str, start: int) -> Re
             raise ReplayFailed(f"{address}: {error!r}") from None
 
 
-async def _listen(socket: zmq.asyncio.Socket, address: str, track: RankEvents) -> None:
+async def _listen(socket: zmq.asyncio.Socket, address: str, rank_events: RankEvents) -> None:
     """Read messages, and events of the connection. The monitor comes first: a source on this host may be connected
     before the next line runs."""
     monitor = socket.get_monitor_socket(_UP | _DOWN)
@@ -256,16 +256,16 @@ async def _listen(socket: zmq.asyncio.Socket, address: str, track: RankEvents) -
             if monitor in ready:
                 event = int.from_bytes((await monitor.recv_multipart())[0][:2], "little")
                 if event == _UP:
-                    await track.connected()
+                    await rank_events.connected()
                 elif event == _DOWN:
-                    track.disconnected()
+                    rank_events.disconnected()
             if socket in ready:
-                await _drain(socket, track)
+                await _drain(socket, rank_events)
     finally:
         socket.disable_monitor()
 
 
-async def _drain(socket: zmq.asyncio.Socket, track: RankEvents) -> None:
+async def _drain(socket: zmq.asyncio.Socket, rank_events: RankEvents) -> None:
     """Read the messages that are there, but no more than BREATH."""
     for _ in range(BREATH):
         with suppress(InvalidEvent):
@@ -273,22 +273,22 @@ async def _drain(socket: zmq.asyncio.Socket, track: RankEvents) -> None:
                 _, number, payload = kv_messages.message(await socket.recv_multipart(flags=zmq.NOBLOCK))
             except zmq.Again:
                 return
-            await track.arrived(number, payload)
+            await rank_events.arrived(number, payload)
 
 
 async def _dispatch(
-    frames: list[bytes], pods: list[Endpoint], tracks: dict[tuple[Endpoint, int], RankEvents], listener: KvListener
+    frames: list[bytes], pods: list[Endpoint], all_events: dict[tuple[Endpoint, int], RankEvents], listener: KvListener
 ) -> None:
-    """Pass a message to the track of its pod and rank. Raise InvalidEvent."""
+    """Pass a message to the events of its pod and rank. Raise InvalidEvent."""
     topic, number, payload = kv_messages.message(frames)
     rank = kv_messages.batch(payload).rank
-    for gone in [key for key in tracks if key[0] not in pods]:
-        del tracks[gone]
+    for gone in [key for key in all_events if key[0] not in pods]:
+        del all_events[gone]
     for endpoint in pods:
         if is_named(topic, endpoint) and endpoint.rank in (None, rank % len(endpoint.ranks)):
             key = (endpoint, rank if endpoint.rank is None else 0)
-            track = tracks.get(key) or tracks.setdefault(key, RankEvents(*key, listener, None))
-            await track.arrived(number, payload)
+            rank_events = all_events.get(key) or all_events.setdefault(key, RankEvents(*key, listener, None))
+            await rank_events.arrived(number, payload)
 
 
 def _prepare(socket: zmq.asyncio.Socket, topic: str) -> None:

@@ -91,28 +91,28 @@ class Breakers(Listener):
     """End of each other ejection, by pod and reason."""
 
     def state(self, endpoint: Endpoint) -> str:
-        circuit = self._circuits.get(endpoint.lead)
+        circuit = self._circuits.get(endpoint.first_rank)
         if circuit is None or not circuit.is_open:
             return "closed"
         return "half-open" if circuit.is_half_open else "open"
 
     def started_on_watched_pod(self, attempt: Attempt) -> None:
         """Let no request follow a probe of a half-open pod."""
-        circuit = self._circuits.get(attempt.endpoint.lead)
+        circuit = self._circuits.get(attempt.endpoint.first_rank)
         if circuit is not None and circuit.is_half_open:
             circuit.probes.add(attempt)
             attempt.listeners = attempt.listeners.at_first_byte(self._probe_responded)
             self.fleet.eject(attempt.endpoint, PROBED)
-            self.peers.breaker_tried(attempt.endpoint.lead)
+            self.peers.breaker_tried(attempt.endpoint.first_rank)
 
     def _probe_responded(self, attempt: Attempt) -> None:
         """Close the breaker at the first byte of a good response to a probe."""
-        circuit = self._circuits.get(attempt.endpoint.lead)
+        circuit = self._circuits.get(attempt.endpoint.first_rank)
         if circuit is not None and attempt in circuit.probes and attempt.status is not None and attempt.status < 500:
-            self._recover(attempt.endpoint.lead)
+            self._recover(attempt.endpoint.first_rank)
 
     def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
-        endpoint = attempt.endpoint.lead
+        endpoint = attempt.endpoint.first_rank
         if endpoint.state is GONE:
             return
         circuit = self._circuits.get(endpoint)
@@ -133,7 +133,7 @@ class Breakers(Listener):
 
     def hear(self, endpoint: Endpoint, is_open: bool) -> None:
         """Open or close the breaker as a peer did, with a timer of its own."""
-        endpoint = endpoint.lead
+        endpoint = endpoint.first_rank
         if not is_open:
             self._close(endpoint)
             return
@@ -143,7 +143,7 @@ class Breakers(Listener):
 
     def hold_off(self, endpoint: Endpoint) -> None:
         """Wait while a peer probes the pod. If it reports no result, the pod is probed here later."""
-        endpoint = endpoint.lead
+        endpoint = endpoint.first_rank
         circuit = self._circuits.get(endpoint)
         if circuit is not None and circuit.is_open and not circuit.probes:
             self._open(endpoint, circuit)
@@ -151,7 +151,7 @@ class Breakers(Listener):
     def forget(self, endpoint: Endpoint) -> None:
         """Drop the state of a pod that was removed or whose process was replaced. A single rank may leave before its
         pod."""
-        if endpoint is not endpoint.lead:
+        if endpoint is not endpoint.first_rank:
             return
         self._close(endpoint)
         for why in (UNREACHABLE, RESTING, LEAVING):

@@ -137,7 +137,7 @@ class Poison(Listener):
         while self._broken and self._broken[0][0] < now - TOGETHER:
             self._broken.popleft()
         crashes = crashes_of(attempt.request)
-        self._broken.append((now, attempt.endpoint.lead, crashes))
+        self._broken.append((now, attempt.endpoint.first_rank, crashes))
         if error is None and attempt.status is not None:  # no attempt follows that could check the pod
             crashes.add_suspected(attempt)
             self.tasks.start(self.check_pods(attempt), f"check of {attempt.endpoint.name} after a cut response")
@@ -386,8 +386,8 @@ class Failover:
             for endpoint in decision.candidates()
             if endpoint.state is EndpointState.READY and endpoint not in tried
         ]
-        pods = {endpoint.lead for endpoint in tried}
-        elsewhere = [endpoint for endpoint in left if endpoint.lead not in pods]
+        pods = {endpoint.first_rank for endpoint in tried}
+        elsewhere = [endpoint for endpoint in left if endpoint.first_rank not in pods]
         return elsewhere or (self.others(attempt, tried) if decision.profile else ()) or left
 
 

@@ -91,7 +91,7 @@ class HealthChecks:
                 self.ejections.uneject(endpoint, why)
 
     def _added(self, endpoint: Endpoint) -> None:
-        if endpoint is not endpoint.lead:
+        if endpoint is not endpoint.first_rank:
             return
         settings, loops = self.settings, []
         if settings.path is not None:

@@ -130,6 +130,6 @@ class EndpointSeries:
             mine = [endpoint for endpoint in ready if endpoint.pool == pool]
             views = [endpoint.view for endpoint in mine]
             share = 1 / len(views) if views else 0.0
-            self.catalogue.pool_ready.cell(pool).value = sum(endpoint is endpoint.lead for endpoint in mine)
+            self.catalogue.pool_ready.cell(pool).value = sum(endpoint is endpoint.first_rank for endpoint in mine)
             self.catalogue.pool_waiting.cell(pool).value = share * sum(view.waiting for view in views)
             self.catalogue.pool_kv_usage.cell(pool).value = share * sum(view.kv_usage for view in views)

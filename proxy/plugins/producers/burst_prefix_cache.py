@@ -37,7 +37,7 @@ class BurstMatch(PrefixMatch):
         return [total if endpoint is assigned else 0 for endpoint in endpoints]
 
     def blocks_on(self, endpoint: Endpoint) -> int:
-        return 0 if self._sample.leads else self.matched((endpoint,))[0]
+        return 0 if self._sample.must_compute else self.matched((endpoint,))[0]
 
     def missing(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> list[int]:
         cold = max(prompt_tokens, self.total * self.block_size)

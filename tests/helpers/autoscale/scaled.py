@@ -93,7 +93,7 @@ class Rig:
     def __init__(self, prefill: int = 1, decode: int = 1, **changed: Any) -> None:
         self.clock = ManualClock(now=1000.0)
         self.fleet = Fleet(self.clock)
-        self.signals, self.hand, self.leads = GivenSignals(), Recording(), True
+        self.signals, self.hand, self.is_leader = GivenSignals(), Recording(), True
         self.queries: dict[str, float] = {}
         """What a Prometheus says."""
         for role, count in (("prefill", prefill), ("decode", decode)):
@@ -106,7 +106,7 @@ class Rig:
             self.signals,
             self.clock,
             random.Random(1),
-            lambda: self.leads,
+            lambda: self.is_leader,
             self.ask,
         )
         self.replace_hand()

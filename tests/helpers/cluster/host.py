@@ -165,5 +165,5 @@ def _known_ready(ready: Iterable[Endpoint]) -> set[str]:
     """The lines of a worker that knows what the supervisor knows; news reach it some milliseconds later."""
     return {
         ready_pods(number, pool)
-        for pool, number in Counter(pod.pool for pod in {endpoint.lead for endpoint in ready}).items()
+        for pool, number in Counter(pod.pool for pod in {endpoint.first_rank for endpoint in ready}).items()
     }

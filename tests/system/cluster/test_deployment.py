@@ -15,7 +15,7 @@ import pytest
 
 from proxy.cluster import redis_transport
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.membership import member_id
+from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, VERSION, FrameKind, PacketKind, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
 from proxy.cluster.replica import Replica, new_id
@@ -345,7 +345,7 @@ async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(depl
         ):
             to = two.replica.id if say in (PacketKind.DIRECT, PacketKind.ASK) else None
             line.publish("kvlane:all", message(packet(say, stranger, number, body, to).packed))
-        as_a_sibling = packet(PacketKind.NEWS, member_id(two.replica.host, 5), 1, record(FrameKind.ROLL, b"[]"))
+        as_a_sibling = packet(PacketKind.NEWS, peer_id(two.replica.host, 5), 1, record(FrameKind.ROLL, b"[]"))
         line.publish("kvlane:all", message(as_a_sibling.packed))
         line.publish("kvlane:all", message(b"\x01"))
         line.publish("kvlane:all", message(b"\xff" * 40))
@@ -461,7 +461,7 @@ class HostOfMany:
         self.broker.deployment = self.deployment
 
     async def join(self, number: int) -> Member:
-        member = self.members[number] = Member(member_id(self.broker.host, number), lease=self.lease)
+        member = self.members[number] = Member(peer_id(self.broker.host, number), lease=self.lease)
         member.replica.publishes_memory = number == 1
         ours, theirs = socket.socketpair()
         await self.broker.attach(number, ours)

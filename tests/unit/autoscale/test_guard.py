@@ -42,11 +42,11 @@ class Recording(RoleActuator):
 class Suspended(Recording):
     """The process is suspended while it marks pods, and another one leads when it goes on."""
 
-    leads = True
+    is_leader = True
 
     async def mark(self, pods: Sequence[str], doomed: bool) -> None:
         await super().mark(pods, doomed)
-        self.leads = False
+        self.is_leader = False
 
 
 class Pods:
@@ -96,7 +96,7 @@ class Rig:
 
 async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_nothing_more() -> None:
     rig, hand = Rig(), Suspended()
-    rig.guard.hand, rig.guard.leads = hand, lambda: hand.leads
+    rig.guard.hand, rig.guard.is_leader = hand, lambda: hand.is_leader
     for name in rig.pods.all:
         rig.pods.end_requests(name)
     assert await rig.to(2) is ScalingOutcome.BUSY
@@ -104,7 +104,7 @@ async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_not
     await rig.guard.cancel("decode")
     await rig.guard.mark(["d-1"], doomed=False)
     assert len(hand.marks) == 1, "the process that leads clears the marks of the one before"
-    hand.leads = True
+    hand.is_leader = True
     assert await rig.to(4) is ScalingOutcome.OK
 
 

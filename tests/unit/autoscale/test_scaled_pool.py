@@ -151,7 +151,7 @@ async def test_state_of_a_removed_role_is_dropped() -> None:
 
 async def test_a_proxy_that_does_not_lead_decides_and_does_not_act() -> None:
     rig = Rig(decode=3)
-    rig.leads = False
+    rig.is_leader = False
     rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
@@ -184,7 +184,7 @@ async def test_a_proxy_that_loses_the_lead_ends_its_drains() -> None:
     rig.report_all("decode", kv_usage=0.5)
     await rig.step(0.5)
     assert len(rig.fleet.draining) == 1
-    rig.leads = False
+    rig.is_leader = False
     await rig.step(0.5)
     assert len(rig.fleet.draining) == 0
 
@@ -244,9 +244,9 @@ async def test_prefill_is_sized_by_the_tokens_that_its_pods_compute() -> None:
 
 async def test_a_pod_with_ranks_is_one_replica() -> None:
     rig = Rig(decode=2)
-    lead = rig.fleet.get("decode-0")
-    assert lead is not None
-    ranks = rig.fleet.ranks_seen(lead, 4)
+    first_rank = rig.fleet.get("decode-0")
+    assert first_rank is not None
+    ranks = rig.fleet.ranks_seen(first_rank, 4)
     ranks[3].charge(2, 0)
     rig.report_all("decode")
     decision = await rig.step()

@@ -14,7 +14,7 @@ from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.cluster import membership, messages, prefixes, shared
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.membership import Peers, member_id
+from proxy.cluster.membership import Peers, peer_id
 from proxy.cluster.messages import (
     BROKER,
     FIRST_NUMBER,
@@ -77,7 +77,7 @@ def _deployment(clock: ManualClock) -> Deployment:
 
 
 def test_a_flood_of_garbled_messages_of_a_peer_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    it, sender = replica(), member_id(b"other", 5)
+    it, sender = replica(), peer_id(b"other", 5)
     for number in range(1, 2001, 2):
         it.received(news(sender, number, b"\1"))
         it.received(news(sender, number + 1, record(FrameKind.LOAD, b"\1")))
@@ -93,7 +93,7 @@ def test_an_error_in_the_log_is_short_whatever_the_message_was() -> None:
 def test_a_flood_of_garbled_messages_of_a_worker_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     supervisor = replica(BROKER)
     broker = Broker(supervisor, lambda _: None, Counter())
-    worker = member_id(broker.host, 5)
+    worker = peer_id(broker.host, 5)
     for _ in range(1000):
         broker._pass_on(packet(PacketKind.DIRECT, worker, 0, b"\1", supervisor.id), 5)
     assert caplog.text.count("dropped a message of process") == 1
@@ -122,14 +122,14 @@ def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
 
 
 def test_a_host_has_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "MOST_MEMBERS", 10)
+    monkeypatch.setattr(membership, "MOST_PEERS", 10)
     peers = Peers(b"own-h", ManualClock(), 5.0, lambda _: None)
-    found = [peers.receive(packet(PacketKind.HELLO, member_id(b"other", member), 1, b"")) for member in range(10)]
+    found = [peers.receive(packet(PacketKind.HELLO, peer_id(b"other", member), 1, b"")) for member in range(10)]
     with pytest.raises(InvalidMessage, match="10 processes"):
-        peers.receive(packet(PacketKind.HELLO, member_id(b"other", 11), 1, b""))
+        peers.receive(packet(PacketKind.HELLO, peer_id(b"other", 11), 1, b""))
     assert found[3] is not None
     peers.forget(found[3])
-    assert peers.receive(packet(PacketKind.HELLO, member_id(b"other", 5000), 1, b"")) is not None
+    assert peers.receive(packet(PacketKind.HELLO, peer_id(b"other", 5000), 1, b"")) is not None
 
 
 @pytest.mark.parametrize("facts", [{"name": "x" * 2000}, {"config": "x" * 2000}])
@@ -141,7 +141,7 @@ def test_facts_of_a_host_have_a_bounded_size(facts: dict[str, object]) -> None:
 async def test_however_often_a_peer_asks_for_a_snapshot_one_task_sends_it() -> None:
     it, sent = replica(), Sent()
     it.use(sent)
-    peer = member_id(b"other", 7)
+    peer = peer_id(b"other", 7)
     for _ in range(1000):
         it.received(packet(PacketKind.ASK, peer, 0, question(peer, 1.0), it.id))
     assert len(it._tasks._tasks) == 1
@@ -155,8 +155,8 @@ async def test_however_often_a_peer_asks_for_a_snapshot_one_task_sends_it() -> N
 
 
 async def test_a_peer_asks_for_its_own_host_only() -> None:
-    it, peer = replica(), member_id(b"other", 7)
-    for to in (member_id(b"third", 7), bytes(8), it.id):
+    it, peer = replica(), peer_id(b"other", 7)
+    for to in (peer_id(b"third", 7), bytes(8), it.id):
         it.received(packet(PacketKind.ASK, peer, 0, question(to, 1.0), it.id))
     assert not it._tasks
     assert it._garbled.value == 3
@@ -233,11 +233,11 @@ def test_a_peer_has_a_bounded_number_of_reservations(monkeypatch: pytest.MonkeyP
 
 
 def test_a_member_of_a_forged_packet_is_refused_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "MOST_MEMBERS", 10)
+    monkeypatch.setattr(membership, "MOST_PEERS", 10)
     deployment = _deployment(ManualClock())
     load = record(FrameKind.LOAD, _load(pod_number("a")))
     for member in range(1000):
-        deployment._received(message(news(member_id(b"other", member), 1, load).packed))
+        deployment._received(message(news(peer_id(b"other", member), 1, load).packed))
     peers = deployment._replica.peers._peers.values()
     assert len(peers) == 10
     assert all(peer.number >= FIRST_NUMBER for peer in peers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.membership import ASK_PAUSE, Peer, Peers, member_id
+from proxy.cluster.membership import ASK_PAUSE, Peer, Peers, peer_id
 from proxy.cluster.messages import FIRST_NUMBER, HOST_BYTES, PacketKind, packet
 from proxy.core.ports import ManualClock
 
@@ -24,8 +24,8 @@ class Ear:
         self.peers.changed = self._changed
 
     def hear(self, say: PacketKind, number: int, host: bytes = ONE, member: int = 1) -> Peer | None:
-        to = member_id(OWN, 1) if say in (PacketKind.ASK, PacketKind.STATE) else None
-        return self.peers.receive(packet(say, member_id(host, member), number, b"", to))
+        to = peer_id(OWN, 1) if say in (PacketKind.ASK, PacketKind.STATE) else None
+        return self.peers.receive(packet(say, peer_id(host, member), number, b"", to))
 
     def known(self, number: int, host: bytes = ONE, member: int = 1) -> Peer:
         found = self.hear(PacketKind.HELLO, number, host, member)

@@ -26,10 +26,10 @@ def ranked(calls: Calls, size: int = 3, name: str = "a") -> Endpoint:
 
 def test_each_rank_of_a_pod_is_a_candidate() -> None:
     calls = Calls()
-    lead = ranked(calls)
+    first_rank = ranked(calls)
     assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
     assert [endpoint.rank for endpoint in calls.fleet.endpoints_for("m")] == [0, 1, 2]
-    assert {endpoint.lead for endpoint in calls.fleet.endpoints} == {lead}
+    assert {endpoint.first_rank for endpoint in calls.fleet.endpoints} == {first_rank}
     assert {endpoint.url for endpoint in calls.fleet.endpoints} == {"http://a"}
     assert {endpoint.pod_name for endpoint in calls.fleet.endpoints} == {"a"}
     assert calls.events == [("ready", "a/0"), ("ready", "a/1"), ("ready", "a/2")]
@@ -38,58 +38,58 @@ def test_each_rank_of_a_pod_is_a_candidate() -> None:
 def test_a_pod_without_ranks_is_one_endpoint() -> None:
     calls = Calls()
     plain = calls.ready("a")
-    assert (plain.name, plain.rank, plain.lead, plain.ranks, plain.pod_name) == ("a", None, plain, (plain,), "a")
+    assert (plain.name, plain.rank, plain.first_rank, plain.ranks, plain.pod_name) == ("a", None, plain, (plain,), "a")
 
 
 def test_ranks_have_separate_load_and_metrics() -> None:
     calls = Calls()
-    lead = ranked(calls)
-    lead.ranks[1].charge(2, 30)
-    lead.ranks[2].publish(Metrics(waiting=4, freshness=Freshness.FRESH), 0)
-    assert [each.load.requests for each in lead.ranks] == [0, 2, 0]
-    assert [each.view.waiting for each in lead.ranks] == [0, 0, 4]
+    first_rank = ranked(calls)
+    first_rank.ranks[1].charge(2, 30)
+    first_rank.ranks[2].publish(Metrics(waiting=4, freshness=Freshness.FRESH), 0)
+    assert [each.load.requests for each in first_rank.ranks] == [0, 2, 0]
+    assert [each.view.waiting for each in first_rank.ranks] == [0, 0, 4]
 
 
 def test_a_drain_of_a_pod_or_rank_covers_all_ranks() -> None:
     calls = Calls()
-    lead = ranked(calls)
+    first_rank = ranked(calls)
     calls.fleet.drain("a")
-    assert {state(each) for each in lead.ranks} == {EndpointState.DRAINING}
-    assert set(calls.fleet.draining) == set(lead.ranks)
+    assert {state(each) for each in first_rank.ranks} == {EndpointState.DRAINING}
+    assert set(calls.fleet.draining) == set(first_rank.ranks)
     calls.fleet.undrain("a/2")
     assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
 
 
 def test_a_rank_that_fails_ejects_the_pod_and_the_panic_threshold_counts_pods() -> None:
     calls = Calls()
-    lead = ranked(calls, 8)
+    first_rank = ranked(calls, 8)
     calls.ready("b", "m")
     calls.ready("c", "m")
-    calls.fleet.eject(lead.ranks[5], "ill")
+    calls.fleet.eject(first_rank.ranks[5], "ill")
     assert names(calls.fleet.endpoints_for("m")) == ["b", "c"], "one of three pods, eight of ten endpoints"
-    assert calls.fleet.ejection_reasons(lead) == ["ill"]
-    calls.fleet.uneject(lead, "ill")
+    assert calls.fleet.ejection_reasons(first_rank) == ["ill"]
+    calls.fleet.uneject(first_rank, "ill")
     assert len(calls.fleet.endpoints_for("m")) == 10
 
 
 def test_a_removed_pod_waits_for_the_requests_of_all_ranks() -> None:
     calls = Calls()
-    lead = ranked(calls)
-    lead.ranks[2].charge(1, 0)
+    first_rank = ranked(calls)
+    first_rank.ranks[2].charge(1, 0)
     calls.fleet.remove("a")
-    assert calls.fleet.get("a/2") is lead.ranks[2]
-    lead.ranks[2].charge(-1, 0)
+    assert calls.fleet.get("a/2") is first_rank.ranks[2]
+    first_rank.ranks[2].charge(-1, 0)
     calls.fleet.sweep()
     assert calls.fleet.endpoints == []
-    assert {state(each) for each in lead.ranks} == {EndpointState.GONE}
+    assert {state(each) for each in first_rank.ranks} == {EndpointState.GONE}
     assert calls.events[-3:] == [("removed", "a/0"), ("removed", "a/1"), ("removed", "a/2")]
 
 
 def test_a_pod_and_a_rank_are_found_by_their_names() -> None:
     calls = Calls()
-    lead = ranked(calls)
-    assert calls.fleet.get("a") is lead
-    assert calls.fleet.get("a/1") is lead.ranks[1]
+    first_rank = ranked(calls)
+    assert calls.fleet.get("a") is first_rank
+    assert calls.fleet.get("a/1") is first_rank.ranks[1]
     assert calls.fleet.get("a/3") is None
     with pytest.raises(KeyError):
         calls.fleet.drain("a/3")
@@ -106,22 +106,22 @@ def test_ranks_are_detected_at_the_first_scrape_unless_configured_otherwise() ->
 
 def test_a_changed_number_of_ranks_keeps_the_remaining_ones() -> None:
     calls = Calls()
-    lead = ranked(calls, 2)
-    first = list(lead.ranks)
-    more = calls.fleet.ranks_seen(lead, 4)
+    first_rank = ranked(calls, 2)
+    first = list(first_rank.ranks)
+    more = calls.fleet.ranks_seen(first_rank, 4)
     assert list(more[:2]) == first
     assert [state(each) for each in more] == [EndpointState.READY] * 4
     assert {each.models for each in more} == {frozenset({"m"})}
     assert calls.events[-2:] == [("ready", "a/2"), ("ready", "a/3")]
-    fewer = calls.fleet.ranks_seen(lead, 3)
+    fewer = calls.fleet.ranks_seen(first_rank, 3)
     assert (list(fewer), state(more[3]), fewer[0].ranks) == (list(more[:3]), EndpointState.GONE, tuple(more[:3]))
     assert calls.events[-1] == ("removed", "a/3")
 
 
 def test_a_declared_number_holds_while_metrics_do_not_distinguish_ranks() -> None:
     calls = Calls()
-    lead = ranked(calls, 3)
-    assert len(calls.fleet.ranks_seen(lead, 1)) == 3
+    first_rank = ranked(calls, 3)
+    assert len(calls.fleet.ranks_seen(first_rank, 1)) == 3
 
 
 def test_changed_settings_change_the_number_of_ranks() -> None:
@@ -137,8 +137,8 @@ def test_changed_settings_change_the_number_of_ranks() -> None:
 
 def test_a_pod_that_ignores_ranks_is_one_endpoint_until_it_restarts() -> None:
     calls = Calls()
-    lead = ranked(calls, 3)
-    calls.fleet.ranks_ignored(lead.ranks[1])
+    first_rank = ranked(calls, 3)
+    calls.fleet.ranks_ignored(first_rank.ranks[1])
     (plain,) = calls.fleet.endpoints_for("m")
     assert (plain.name, plain.rank, state(plain)) == ("a", None, EndpointState.READY)
     assert calls.fleet.ejection_reasons(plain) == [RANKS_IGNORED]
@@ -149,20 +149,22 @@ def test_a_pod_that_ignores_ranks_is_one_endpoint_until_it_restarts() -> None:
 
 def test_a_rank_that_the_pod_refuses_as_out_of_range_corrects_its_size() -> None:
     calls = Calls()
-    lead = ranked(calls, 8)
-    wrong, other = lead.ranks[5], lead.ranks[6]
+    first_rank = ranked(calls, 8)
+    wrong, other = first_rank.ranks[5], first_rank.ranks[6]
     calls.fleet.rank_refused(wrong, 2)
     assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1"]
-    assert calls.fleet.endpoints_for("m")[0] is lead
+    assert calls.fleet.endpoints_for("m")[0] is first_rank
     calls.fleet.rank_refused(other, 2)
     assert names(calls.fleet.endpoints_for("m")) == ["a/0", "a/1"], "the second refusal comes late and changes nothing"
-    assert names(calls.fleet.ranks_seen(lead, 4)) == ["a/0", "a/1", "a/2", "a/3"], "a scrape that shows more is right"
+    assert names(calls.fleet.ranks_seen(first_rank, 4)) == ["a/0", "a/1", "a/2", "a/3"], (
+        "a scrape that shows more is right"
+    )
 
 
 def test_a_pod_that_refuses_all_ranks_but_one_is_one_endpoint_until_it_restarts() -> None:
     calls = Calls()
-    lead = ranked(calls, 3)
-    calls.fleet.rank_refused(lead.ranks[2], 1)
+    first_rank = ranked(calls, 3)
+    calls.fleet.rank_refused(first_rank.ranks[2], 1)
     (plain,) = calls.fleet.endpoints_for("m")
     assert (plain.name, plain.rank) == ("a", None)
     assert names(calls.fleet.ranks_seen(plain, 1)) == ["a"], "the declared size would bring the refused ranks back"
@@ -181,17 +183,17 @@ def test_a_mirror_has_the_ranks_of_the_origin_and_their_metrics() -> None:
     clock = ManualClock()
     mirror = Mirror(clock)
     origin = MirroredFleet(clock, mirror.apply)
-    lead = origin.ranks_seen(origin.add(pod("a")), 3)[0]
-    lead.ranks[1].publish(Metrics(waiting=4, freshness=Freshness.FRESH, scraped_at=clock.now()), 0)
-    origin.refreshed(lead.ranks[1])
-    origin.reached(lead)
+    first_rank = origin.ranks_seen(origin.add(pod("a")), 3)[0]
+    first_rank.ranks[1].publish(Metrics(waiting=4, freshness=Freshness.FRESH, scraped_at=clock.now()), 0)
+    origin.refreshed(first_rank.ranks[1])
+    origin.reached(first_rank)
     assert names(mirror.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
     assert [each.view.waiting for each in mirror.endpoints_for("m")] == [0, 4, 0]
     late = Mirror(clock)
     for news, message in origin.messages():
         late.apply(news, message)
     assert [(each.name, each.view.waiting) for each in late.endpoints] == [("a/0", 0), ("a/1", 4), ("a/2", 0)]
-    origin.ranks_seen(lead, 2)
+    origin.ranks_seen(first_rank, 2)
     assert names(mirror.endpoints) == ["a/0", "a/1"]
 
 

@@ -73,7 +73,7 @@ def test_of_equal_pods_the_one_with_fewer_requests_is_first() -> None:
 def test_the_first_one_on_each_pod_computes_the_prompt() -> None:
     samples = [BurstRequest([_chain("xx")], PODS) for _ in range(4)]
     assign(samples, Rules(most_per_pod=2))
-    assert [sample.leads for sample in samples] == [True, False, True, False]
+    assert [sample.must_compute for sample in samples] == [True, False, True, False]
 
 
 @given(

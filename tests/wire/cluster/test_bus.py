@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from proxy.cluster.membership import member_id
+from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, FrameKind, PacketKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import ALL, Replica, new_id
@@ -122,7 +122,7 @@ class Bus:
         self.broker = Broker(self.replica, self.vanished.append, self.dropped)
 
     async def join(self, number: int) -> Member:
-        member = self.members[number] = Member(member_id(self.broker.host, number))
+        member = self.members[number] = Member(peer_id(self.broker.host, number))
         ours, theirs = socket.socketpair()
         await self.broker.attach(number, ours)
         await member.replica.connect(theirs)
@@ -329,7 +329,7 @@ async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(
         one.dispatch(2)
         one.replica.flush()
         monkeypatch.setattr(Link, "open", late)
-        second = it.members[2] = Member(member_id(it.broker.host, 2))
+        second = it.members[2] = Member(peer_id(it.broker.host, 2))
         ours, theirs = socket.socketpair()
         await it.broker.attach(2, ours)
         one.dispatch(1)

@@ -170,9 +170,9 @@ async def test_an_engine_that_replays_without_end_costs_bounded_memory(monkeypat
         for number in range(start, start + 1000):
             yield number, msgpack.packb([1000.0 + number, [block(number)], 0])
 
-    track = RankEvents(pod(), 0, Ear(), replay)
-    await track.connected()
-    assert (track._next, len(track._replayed)) == (1000, 10)
+    rank_events = RankEvents(pod(), 0, Ear(), replay)
+    await rank_events.connected()
+    assert (rank_events._next, len(rank_events._replayed)) == (1000, 10)
 
 
 async def test_events_count_after_the_numbers_of_a_connected_engine_go_backwards() -> None:
