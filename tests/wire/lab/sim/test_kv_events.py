@@ -64,18 +64,18 @@ async def publishing(**config: Any) -> AsyncIterator[tuple[aiohttp.ClientSession
 
 
 async def _subscribed(client: aiohttp.ClientSession, subscriber: Subscriber, rank: int) -> None:
+    """Wait until events arrive, and receive the events of all requests so far."""
     first = asyncio.ensure_future(subscriber.message())
     for number in range(1000):
         await ask(client, rank, f"{number:04d}" * 16)
         if (await asyncio.wait([first], timeout=0.01))[0]:
             break
     await first
-    while True:  # events of the last request
-        try:
-            async with asyncio.timeout(0.05):
-                await subscriber.message()
-        except TimeoutError:
-            return
+    last = "last" * 16
+    await ask(client, rank, last)
+    tokens = token_ids(last.encode())
+    while not any(event.get("token_ids") == tokens for event in (await subscriber.message())[1]):
+        pass
 
 
 async def ask(client: aiohttp.ClientSession, rank: int, prompt: str, **body: Any) -> None:
