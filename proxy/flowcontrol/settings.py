@@ -16,16 +16,22 @@ Fairness = Literal["strict", "round-robin", "deficit-round-robin", "least-servic
 class Saturation:
     """When pods count as full. `utilization` reads what pods report, `concurrency` the requests in flight on them."""
 
-    detector: Literal["none", "utilization", "concurrency"] = param("none", "what saturation is measured by")
-    queue_depth: int = param(5, "utilization: waiting requests of a pod that is full", at_least=1)
+    detector: Literal["none", "utilization", "concurrency"] = param(
+        "none",
+        "how saturation is measured: utilization by the queues and KV caches that pods report, concurrency by the "
+        "requests and tokens in flight; none: not at all",
+    )
+    queue_depth: int = param(5, "with utilization: number of waiting requests at which a pod is full", at_least=1)
     kv_usage: float = param(
-        0.8, "utilization: used share of the KV cache of a pod that is full", more_than=0, at_most=1
+        0.8, "with utilization: used share of the KV cache at which a pod is full", more_than=0, at_most=1
     )
     requests: int | None = param(
-        100, "concurrency: requests in flight on a pod that is full; null: any number", at_least=1
+        100, "with concurrency: number of requests in flight at which a pod is full; null: no limit", at_least=1
     )
     tokens: int | None = param(
-        1_000_000, "concurrency: uncached prompt tokens in flight on a pod that is full; null: any number", at_least=1
+        1_000_000,
+        "with concurrency: uncached prompt tokens in flight at which a pod is full; null: no limit",
+        at_least=1,
     )
 
 
@@ -35,11 +41,13 @@ class LeastService:
     waitWeight x how long its first request waits, both scaled to 0..1 over the waiting tenants."""
 
     weight: float = param(
-        0.8, "weight of little received service, in tokens: 1 per prompt token, 2 per completion token", at_least=0
+        0.8,
+        "weight of how little service a tenant received, counted as 1 per prompt token and 2 per completion token",
+        at_least=0,
     )
-    wait_weight: float = param(0.2, "weight of the waiting time of the first request", at_least=0)
+    wait_weight: float = param(0.2, "weight of how long the first request of a tenant has waited", at_least=0)
     half_life: Duration = param(
-        Duration(60.0), "time after which received service counts half; 0: it always counts", at_least=0
+        Duration(60.0), "time after which received service counts half; 0: it always counts fully", at_least=0
     )
     forget_after: Duration = param(
         Duration(3600.0), "time without a response after which received service is forgotten; 0: never", at_least=0
@@ -52,31 +60,39 @@ class BandSettings:
 
     priority: int = param(0, "priority of the objective; the highest band goes first")
     name: str = param("", "name in metrics; default: the priority")
-    max_queued: int | None = param(None, "requests of the band that may wait; null: maxQueued", at_least=0)
-    max_queued_bytes: Size | None = param(None, "total size of their bodies; null: maxQueuedBytes", at_least=1)
-    queue_timeout: Duration | None = param(
-        None, "longest wait of a request; null: flowControl.queueTimeout", more_than=0
+    max_queued: int | None = param(
+        None, "largest number of waiting requests of the band; null: flowControl.maxQueued", at_least=0
     )
-    ordering: Ordering | None = param(None, "order within a tenant; null: flowControl.ordering")
-    fairness: Fairness | None = param(None, "fairness between tenants; null: flowControl.fairness")
-    ceiling: float = param(1.0, "saturation at which requests of the band wait", at_least=0)
+    max_queued_bytes: Size | None = param(
+        None, "largest total size of the bodies of its waiting requests; null: flowControl.maxQueuedBytes", at_least=1
+    )
+    queue_timeout: Duration | None = param(
+        None, "longest time that a request waits; null: flowControl.queueTimeout", more_than=0
+    )
+    ordering: Ordering | None = param(None, "order of the requests of a tenant; null: flowControl.ordering")
+    fairness: Fairness | None = param(None, "which tenant is served next; null: flowControl.fairness")
+    ceiling: float = param(1.0, "saturation from which on requests of the band wait; 1: the pods are full", at_least=0)
 
 
 @dataclass(frozen=True, slots=True)
 class ShedByLoad:
-    queue_depth: int = param(5, "waiting requests of a pod that is full", at_least=1)
-    kv_usage: float = param(0.8, "used share of the KV cache of a pod that is full", more_than=0, at_most=1)
-    power: float = param(5.0, "of the saturation, on which the chance to be refused depends", more_than=0)
-    k: float = param(300.0, "factor of it", more_than=0)
+    queue_depth: int = param(5, "number of waiting requests at which a pod is full", at_least=1)
+    kv_usage: float = param(0.8, "used share of the KV cache at which a pod is full", more_than=0, at_most=1)
+    power: float = param(5.0, "exponent of the saturation in the probability of a refusal", more_than=0)
+    k: float = param(300.0, "factor of the probability", more_than=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Shedding:
     """Which requests of negative priority are refused."""
 
-    by_load: ShedByLoad | None = param(None, "refuse a random share of them at once: k * saturation ^ power")
+    by_load: ShedByLoad | None = param(
+        None, "refuse requests of negative priority on arrival, at random with the probability k * saturation ^ power"
+    )
     missed_objectives: bool = param(
-        False, "refuse requests whose objectives no pod is predicted to keep; needs predicted-latency-producer"
+        False,
+        "refuse requests of negative priority that no pod is predicted to serve within their objectives; needs "
+        "predicted-latency-producer",
     )
 
 
@@ -84,29 +100,52 @@ class Shedding:
 class FlowControlSettings:
     """Queues. Without a cap and a detector every request is admitted at once."""
 
-    max_concurrent: int | None = param(None, "requests in flight on all pods together", at_least=1)
-    max_concurrent_per_pod: int | None = param(None, "requests in flight on a pod", at_least=1)
-    max_tokens: int | None = param(None, "uncached prompt tokens in flight on all pods together", at_least=1)
-    max_tokens_per_pod: int | None = param(None, "uncached prompt tokens in flight on a pod", at_least=1)
+    max_concurrent: int | None = param(
+        None, "largest number of requests in flight on all pods together; further ones wait", at_least=1
+    )
+    max_concurrent_per_pod: int | None = param(
+        None, "largest number of requests in flight on a pod; further ones wait", at_least=1
+    )
+    max_tokens: int | None = param(
+        None,
+        "largest number of uncached prompt tokens in flight on all pods together; further requests wait",
+        at_least=1,
+    )
+    max_tokens_per_pod: int | None = param(
+        None, "largest number of uncached prompt tokens in flight on a pod; further requests wait", at_least=1
+    )
     saturation: Saturation = field(default_factory=Saturation)
-    max_queued: int = param(5000, "requests that may wait; further ones are refused with 429", at_least=0)
-    max_queued_bytes: Size = param(Size(256 << 20), "total size of the bodies of waiting requests", at_least=1)
+    max_queued: int = param(5000, "largest number of waiting requests; further ones are refused with 429", at_least=0)
+    max_queued_bytes: Size = param(
+        Size(256 << 20),
+        "largest total size of the bodies of waiting requests; further ones are refused with 429",
+        at_least=1,
+    )
     ceilings: Literal["fixed", "reflective"] = param(
         "fixed",
-        "saturation at which bands wait: as each says, or lower for lower bands the fuller pods are, and by turns",
+        "saturation from which on a band waits. fixed: the ceiling of the band; reflective: the fuller the pods, the "
+        "lower for lower bands, which still get a share",
     )
-    queue_timeout: Duration = param(Duration(60.0), "longest wait of a request, then it gets a 429", more_than=0)
-    ordering: Ordering = param("fcfs", "order within a tenant: by arrival, by deadline, or by objective")
+    queue_timeout: Duration = param(
+        Duration(60.0), "longest time that a request waits; then it is refused with 429", more_than=0
+    )
+    ordering: Ordering = param(
+        "fcfs", "order of the requests of a tenant: fcfs by arrival, edf by deadline, slo-deadline by objective"
+    )
     fairness: Fairness = param(
         "round-robin",
-        "between tenants of a band: by turns, by turns of uncached tokens, least service first, or only the ordering",
+        "which tenant of a band is served next. round-robin: tenants in turn; deficit-round-robin: in turn, by "
+        "uncached tokens; least-service: the tenant with the least recent service; "
+        "strict: the first request by ordering",
     )
     least_service: LeastService = field(default_factory=LeastService)
     shares: Mapping[str, float] = param(
-        {}, "tenant -> how much of its band it gets for 1 of another, when both have requests waiting; 1 unless given"
+        {}, "tenant -> its share of its band, relative to the share of other waiting tenants; default: 1"
     )
-    bands: tuple[BandSettings, ...] = param((), "by priority")
-    evict_sheddable: bool = param(False, "end running requests of negative priority when others have no capacity")
+    bands: tuple[BandSettings, ...] = param((), "queues by priority")
+    evict_sheddable: bool = param(
+        False, "end running requests of negative priority when a request of a higher priority finds no capacity"
+    )
     shedding: Shedding = field(default_factory=Shedding)
 
     @property
