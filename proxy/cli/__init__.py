@@ -95,13 +95,13 @@ def main() -> None:
     """One OpenAI endpoint for a fleet of vLLM pods.
 
     \b
-    kvlane demo                                        what it does, shown on this machine
-    kvlane doctor http://vllm-0:8000 > kvlane.yaml     a look at your pods, and a configuration to begin with
-    kvlane check -c kvlane.yaml                        every value in effect, or every fault
-    kvlane serve -c kvlane.yaml                        OpenAI's API on port 8000, the operator's on 9190
+    kvlane demo                                        compare routing policies on simulated pods
+    kvlane doctor http://vllm-0:8000 > kvlane.yaml     examine your pods, and write a first configuration
+    kvlane check -c kvlane.yaml                        print every value in effect, or every fault
+    kvlane serve -c kvlane.yaml                        serve OpenAI's API on port 8000, the admin API on 9190
 
-    Each command has more to say: kvlane serve --help.
+    Every command has a help page: kvlane serve --help.
 
-    Exit code 0 for success, 2 if the command or a file cannot be used, 1 for a failure, such as a port in use, or for a
-    result that the help of the command describes.
+    Exit code 0: success. 2: the command line or a file is invalid. 1: a failure, such as a port in use, or a result
+    that the help of the command describes.
     """

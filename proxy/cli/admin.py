@@ -45,9 +45,11 @@ def in_full(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 url_option = click.option(
-    "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="Admin port of the proxy."
+    "--url", default=DEFAULT_URL, show_default=True, callback=in_full, help="URL of the proxy's admin port."
 )
-key_option = click.option("--key", envvar=KEY_VARIABLE, default="", help=f"Of the admin port; or in {KEY_VARIABLE}.")
+key_option = click.option(
+    "--key", envvar=KEY_VARIABLE, default="", help=f"Key of the admin port; default: ${KEY_VARIABLE}."
+)
 
 
 def fail(text: str) -> NoReturn:
@@ -159,21 +161,22 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     metavar="TIME",
     default="0s",
     callback=_seconds,
-    help="For the last request of each pod, as 30s or 5m; 10m at most.  [0s]",
+    help="How long to wait for the last request of each pod, such as 30s; at most 10m.  [default: 0s]",
 )
 @url_option
 @key_option
 def drain(pods: tuple[str, ...], wait: float, url: str, key: str) -> None:
-    """Send pods no new requests; running requests end normally. `kvlane undrain` returns pods to service.
+    """Take pods out of service: they get no new requests, and running requests end normally.
 
     \b
     kvlane drain vllm-0 --wait 5m && kubectl delete pod vllm-0
     kvlane drain vllm-0 vllm-1 --url http://localhost:9190
 
-    A drain survives a reload of kvlane, and ends with a restart. `kvlane top` shows the names.
+    `kvlane undrain` returns pods to service, `kvlane top` shows their names. A drain survives a reload of kvlane, but
+    not a restart.
 
-    Exit code 0 if they drain, with --wait if they are empty; 1 if requests are left after that; 2 if there is no such
-    pod, or no response.
+    Exit code 0: the pods drain; with --wait, they have no requests. 1: requests are left after --wait. 2: a pod does
+    not exist, or the admin port does not respond.
     """
     for pod in pods:
         fetched(url, _path(pod, "drain"), key, body=b"")
@@ -201,12 +204,12 @@ def _path(pod: str, verb: str) -> str:
 @url_option
 @key_option
 def undrain(pods: tuple[str, ...], url: str, key: str) -> None:
-    """Send pods requests again that `kvlane drain`, the dashboard or the admin port has drained.
+    """Return pods to service that `kvlane drain`, the dashboard or the admin port has drained.
 
     \b
     kvlane undrain vllm-0
 
-    Exit code 0, or 2 if the pod does not exist, or the admin port does not respond.
+    Exit code 0: success. 2: a pod does not exist, or the admin port does not respond.
     """
     for pod in pods:
         click.echo(f"{pod}: {fetched(url, _path(pod, 'undrain'), key, body=b'')['state']}")
@@ -226,24 +229,23 @@ PATIENCE = 9.0
 @click.command("top")
 @url_option
 @key_option
-@click.option("--once", is_flag=True, help="Print all pods once, and end.")
+@click.option("--once", is_flag=True, help="Print all pods once, and exit.")
 @click.option("--ranks", is_flag=True, help="Show the data-parallel ranks of each pod below it.")
 def top(url: str, key: str, once: bool, ranks: bool) -> None:
-    """The fleet, live: pods by load, state, KV cache, hit rate and latency.
+    """Show the pods live: state, load, KV cache, hit rate and latency.
 
     \b
     q           quit                      arrows up/down, PgUp, PgDn    scroll
-    s, S        sort by the next column, the one before                 r  reverse
+    s, S        sort by the next or previous column                     r  reverse the order
     o           show or hide the data-parallel ranks of pods
 
-    FLY are requests that kvlane has at the pod, WAIT and RUN what the pod has of all, KV the used share of its cache.
-    HIT, TTFT and TOK/S are what engines count themselves, over the last five seconds, of up to 40 pods that are on the
-    screen; with --once over two seconds, of the first 40. Tokens and hits of the whole fleet are from the counters of
-    the pods, or from the responses that report usage if pods do not count them; the line says which. Everything else is
-    kvlane's own, and costs it what an open dashboard does. Where there is no terminal that can be drawn on, a table is
-    printed again and again.
+    FLY is the number of kvlane's requests in flight on the pod, WAIT and RUN the waiting and running requests that the
+    pod reports, from all clients, KV the used share of its cache. HIT, TTFT and TOK/S come from the counters of the
+    engines over the last five seconds, for up to 40 pods on the screen; with --once, over two seconds, for the first
+    40. Tokens and hits of the whole fleet come from the counters of the pods, or from the usage in responses if pods do
+    not count them; the line says which. Without a terminal, the table is printed repeatedly.
 
-    Exit code 0, or 2 if the admin port does not respond, or requires a key.
+    Exit code 0: success. 2: the admin port does not respond, or requires a key.
     """
     try:
         with suppress(KeyboardInterrupt):

@@ -23,14 +23,14 @@ from proxy.core.params import suggestion
 
 @click.group()
 def autoscale() -> None:
-    """How many replicas should each role have.
+    """Check, evaluate and replay autoscaling policies.
 
     \b
-    kvlane autoscale validate kvlane.yaml                   all faults of the section autoscale
-    kvlane autoscale replay history.json -c kvlane.yaml     what it would have said of decisions that were kept
-    kvlane autoscale eval question.json                     one division of a total, as JSON
+    kvlane autoscale validate kvlane.yaml                   check the section autoscale
+    kvlane autoscale replay history.json -c kvlane.yaml     apply a policy to recorded decisions
+    kvlane autoscale eval question.json                     divide a total among roles
 
-    A proxy that runs is asked at its admin port: GET /autoscale/pools
+    The decisions of a running proxy are at its admin port: GET /autoscale/pools
     """
 
 
@@ -39,10 +39,10 @@ def autoscale() -> None:
 def evaluate(file: Path) -> None:
     """Divide a total among roles, once.
 
-    FILE, or - for stdin, is JSON with roles, coordination, total, metrics and panic; the result is JSON too. Each fault
-    of coordination is a warning on stderr: a value that cannot be read is ignored, a value outside its range counts as
-    the nearest one inside, and bands that contradict each other are used as far as possible. Exit code 2 if the roles
-    or the total cannot be used.
+    FILE, or - for standard input, is JSON with roles, coordination, total, metrics and panic; the result is JSON too.
+    Faults of coordination are warnings on standard error: an unreadable value is ignored, a value outside its range is
+    replaced by the nearest valid one, and contradictory bands are applied as far as possible. Exit code 2: the roles or
+    the total cannot be used.
     """
     found, overlooked = evaluation.evaluate(yaml_source.read_json(_text(file), str(file)))
     for problem in overlooked:
@@ -53,9 +53,9 @@ def evaluate(file: Path) -> None:
 @autoscale.command("validate")
 @click.argument("file", type=click.Path(path_type=Path))
 def validate(file: Path) -> None:
-    """Check the section autoscale of a YAML file, and name all its faults.
+    """Check the section autoscale of a YAML file, and print all its faults.
 
-    Exit code 2 if there are any. What is allowed and hardly meant is a warning.
+    Values that are valid but probably a mistake are reported as warnings. Exit code 2: there is a fault.
     """
     found = _policies(file)
     for caution in warnings(found):
@@ -66,15 +66,15 @@ def validate(file: Path) -> None:
 @autoscale.command("replay")
 @click.argument("history", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("-c", "--config", required=True, type=click.Path(path_type=Path), help="YAML with the section autoscale.")
-@click.option("--pool", help="Of both; needed where the history has several.")
+@click.option("--pool", help="Pool to replay; required if the history has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print every step as JSON.")
 def replay(history: Path, config: Path, pool: str | None, as_json: bool) -> None:
-    """What would another policy have said.
+    """Apply another policy to recorded decisions.
 
-    HISTORY are decisions as they were kept: a JSON list, an object with "decisions", or one JSON object per line. At
-    each of them the policy sees the fleet and its metrics as they were then.
+    HISTORY is a JSON list of decisions, an object with "decisions", or one JSON object per line. For each decision the
+    policy gets the fleet and the metrics of that time.
 
-    Exit code 2 if a file cannot be used.
+    Exit code 2: a file cannot be used.
     """
     decisions = _of_pool(_decisions(_text(history), str(history)), pool)
     name = str(decisions[0].get("pool", pool))
@@ -144,7 +144,7 @@ def _table(name: str, pool: ScalingPolicy, steps: Sequence[EvaluationStep]) -> s
     other = sum(replicas != recorded for _, recorded, replicas in seen)
     was = summary(pool, [(at, recorded) for at, recorded, _ in seen])
     would = summary(pool, [(at, replicas) for at, _, replicas in seen])
-    head = f"pool {name}: {len(steps)} decisions, {len(seen)} of them with something to see, {other} would be others"
+    head = f"pool {name}: {len(steps)} decisions, {len(seen)} of them with metrics, {other} would differ"
     rows = (
         ("replicas moved", was.moves, would.moves),
         ("replica hours", was.hours, would.hours),

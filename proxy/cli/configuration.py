@@ -28,18 +28,18 @@ from proxy.telemetry.metrics import Catalogue
 @config_option
 @pod_option
 @click.option("--json", "as_json", is_flag=True, help="Print values and origins as JSON.")
-@click.option("--reference", is_flag=True, help="Print all settings there are: the page docs/configuration.md.")
+@click.option("--reference", is_flag=True, help="Print the reference of all settings (docs/configuration.md).")
 def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: bool) -> None:
-    """Check a configuration; if it is good, print every value in effect and whether the file says so, it is a
-    default, or it was injected. With --json durations are in seconds and sizes in bytes. What is allowed and hardly
-    meant is a warning.
+    """Check a configuration, and print every value in effect with its origin: the file, a default, or injected because
+    another plugin needs it. With --json, durations are in seconds and sizes in bytes. Values that are valid but
+    probably a mistake are reported as warnings.
 
     \b
     kvlane check -c kvlane.yaml
     kvlane check -c kvlane.yaml --json | jq .listen
     kvlane check --reference
 
-    Exit code 0 if it is good, 2 and all faults if it is not.
+    Exit code 0: the configuration is valid. 2: it is not; all faults are printed.
     """
     if reference:
         click.echo(settings_page(), nl=False)
@@ -85,14 +85,14 @@ def _inline(value: Any) -> str:
 @click.command()
 @output_option
 def schema(output: Path | None) -> None:
-    """Print the JSON Schema of the configuration, plugins that are installed beside kvlane included.
+    """Print the JSON Schema of the configuration, including installed third-party plugins.
 
     \b
     kvlane schema -o kvlane.schema.json
     # yaml-language-server: $schema=kvlane.schema.json
 
-    With the second line at the top of a YAML file, editors that use the YAML language server complete its keys, show
-    what they mean, and mark what is wrong. `kvlane check` finds more: what only shows when all is read together.
+    With the second line at the top of a YAML file, editors that use the YAML language server complete keys, show their
+    meaning and mark invalid values. `kvlane check` finds further faults, such as settings that contradict each other.
     """
     write(output, json.dumps(written(Registry.discover()), indent=1, ensure_ascii=False) + "\n")
 
@@ -108,9 +108,9 @@ def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:
     kvlane plugins
     kvlane plugins prefix-cache-scorer
 
-    Plugins that are installed beside kvlane are among them.
+    Installed third-party plugins are included.
 
-    Exit code 0, 1 if an installed package cannot be loaded, 2 if there is no such type.
+    Exit code 0: success. 1: an installed package cannot be loaded. 2: there is no such type.
     """
     described = _described(type_name)
     if as_json:
@@ -156,13 +156,13 @@ beside the `process_…` series that all programs have. Of a histogram the bucke
 @click.command()
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the reference page docs/metrics.md.")
 def metrics(as_markdown: bool) -> None:
-    """List the series of /metrics, with what they mean.
+    """List the series of /metrics with their meaning.
 
     \b
     kvlane metrics
     kvlane metrics | grep queue
 
-    Their values are at the admin port of a proxy that runs: curl localhost:9190/metrics
+    A running proxy serves their values at its admin port: curl localhost:9190/metrics
     """
     click.echo(HEAD if as_markdown else "", nl=False)
     for family in Catalogue(__version__).families:

@@ -98,21 +98,28 @@ class DemoOutcome:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(1, 120), default=15.0, show_default=True, help="Length of each half.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 120),
+    default=15.0,
+    show_default=True,
+    help="Duration of each of the two runs.",
+)
 @click.option(
     "--ranks",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="More than 1: one pod with so many data-parallel ranks, and the engine's own balancer instead of round robin.",
+    help="Data-parallel ranks of one simulated pod; with more than 1, kvlane is compared with the engine's balancer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 def demo(seconds: float, ranks: int, as_json: bool) -> None:
-    """Run four simulated pods and send them the same questions about shared documents, first round robin, then
-    prefix-aware; compare the time to the first token.
+    """Compare the time to first token of prefix-aware routing and round robin. Four simulated pods get the same
+    questions about shared documents, first by round robin, then prefix-aware.
 
-    With --ranks 8 there is one simulated pod of eight data-parallel ranks behind one port. The engine's own balancer
-    places the questions first, by the length of queues, then kvlane, which names the rank that has the document.
+    With --ranks 8 there is one simulated pod with eight data-parallel ranks behind one port. First the engine's own
+    balancer chooses ranks by the length of their queues, then kvlane chooses the rank that has the document in its
+    cache.
     """
     console = Console(quiet=as_json)
     comparison = comparison_of(ranks)

@@ -163,9 +163,9 @@ def _show_profile(one: Json, profile: Json, to: Console, all_pods: bool) -> None
     for step in profile["filters"]:
         if removed := step["removed"]:
             more = f" and {len(removed) - MOST_PODS} more" if len(removed) > MOST_PODS else ""
-            to.print(escape(f"  {step['name']} took out {', '.join(removed[:MOST_PODS])}{more}"), highlight=False)
+            to.print(escape(f"  {step['name']} removed {', '.join(removed[:MOST_PODS])}{more}"), highlight=False)
     if not profile["totals"]:
-        to.print("  no pod was left")
+        to.print("  all pods were removed")
         return
     names = list(dict.fromkeys([*profile["ranked"], *profile["totals"]]))
     shown = names if all_pods else names[:MOST_PODS]
@@ -217,47 +217,53 @@ def _plain(value: Any) -> str:
     "--state",
     "source",
     shell_complete=files,
-    help="JSON or YAML file with scheduling, request and endpoints; - is stdin.",
+    help="JSON or YAML file with scheduling, request and endpoints; - for standard input.",
 )
 @config_option
-@click.option("--url", callback=in_full, help="Admin port of a proxy that runs, as http://localhost:9190.")
+@click.option(
+    "--url", callback=in_full, help="URL of the admin port of a running proxy, such as http://localhost:9190."
+)
 @key_option
-@click.option("--id", "name", help="Of a decision, or the x-request-id of a request.")
-@click.option("--last", is_flag=True, help="The latest decision that the filters leave.")
+@click.option("--id", "name", help="Id of a decision, or x-request-id of a request.")
+@click.option("--last", is_flag=True, help="Show the latest matching decision in full.")
 @click.option(
     "--slow",
     metavar="TIME",
-    help="Decisions with a longer time to the first byte, as 500ms, 2s or a number of seconds.",
+    help="Only decisions with a longer time to the first byte: 500ms, 2s or a number of seconds.",
 )
-@click.option("--pod", shell_complete=pods_in(), help="Decisions about this pod.")
-@click.option("--tenant", help="Decisions about this tenant.")
-@click.option("--outcome", help="Requests that ended so: complete, upstream-failed, timed-out, in-flight, ...")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most.")
-@click.option("--weight", "weights", multiple=True, metavar="SCORER=N", help="Try BODY with another weight.")
-@click.option("--profile", default="", help="Try BODY with this profile alone, which may be a shadow.")
-@click.option("--pool", help="Whose scheduling is meant, or decisions; for --state: default.")
-@click.option("--all", "all_pods", is_flag=True, help="All pods in the tables of a large fleet.")
-@click.option("--json", "as_json", is_flag=True, help="Print what the admin port says.")
+@click.option("--pod", shell_complete=pods_in(), help="Only decisions for this pod.")
+@click.option("--tenant", help="Only decisions for requests of this tenant.")
+@click.option("--outcome", help="Only requests with this outcome: complete, upstream-failed, timed-out, in-flight, ...")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Largest number of decisions."
+)
+@click.option(
+    "--weight", "weights", multiple=True, metavar="SCORER=N", help="Schedule BODY with another weight of a scorer."
+)
+@click.option("--profile", default="", help="Schedule BODY with this profile only; it may be a shadow profile.")
+@click.option("--pool", help="Pool whose scheduling or decisions are used; with --state: default.")
+@click.option("--all", "all_pods", is_flag=True, help="Show all pods of a large fleet in the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON of the admin port.")
 def explain(source: str | None, config: Path | None, url: str | None, **rest: Any) -> None:
-    """Why a pod was chosen, or would be.
+    """Explain why a pod was chosen for a request, or which one would be.
 
     \b
-    kvlane explain --url http://localhost:9190                     the latest decisions
-    kvlane explain --url http://localhost:9190 --slow 2s --last    all of the latest that took longer
-    kvlane explain --url http://localhost:9190 --id REQUEST        all of one
-    kvlane explain --url http://localhost:9190 BODY.json           where a request would go; it goes nowhere
-    kvlane explain --state situation.yaml                          on a situation that you state, without a proxy
+    kvlane explain --url http://localhost:9190                     list the latest decisions
+    kvlane explain --url http://localhost:9190 --slow 2s --last    the latest with a first byte after more than 2 s
+    kvlane explain --url http://localhost:9190 --id REQUEST        one decision in full
+    kvlane explain --url http://localhost:9190 BODY.json           the pod that a request would go to; it is not sent
+    kvlane explain --state situation.yaml                          a decision about given pods, without a proxy
 
-    The first three need `telemetry: {decisions: {}}` in the proxy's configuration. BODY.json is what a client would
-    send, or `{"request": ..., "path": ..., "headers": ..., "scheduling": ..., "weights": ...}`; - is stdin.
+    The first three need `telemetry: {decisions: {}}` in the proxy's configuration. BODY.json is the body of a request,
+    or `{"request": ..., "path": ..., "headers": ..., "scheduling": ..., "weights": ...}`; - for standard input.
 
-    --state runs the scheduler offline and prints what every filter and scorer did, as JSON. With a configuration its
-    scheduling stands in for that of the state.
+    --state runs the scheduler offline and prints the result of each filter and scorer as JSON. With -c, the scheduling
+    of the configuration replaces that of the file.
 
-    Exit code 0 if it is explained, 2 if it cannot be: no such decision, no response, a file that cannot be used.
+    Exit code 0: success. 2: there is no such decision, the admin port does not respond, or a file cannot be used.
     """
     if (source is None) == (url is None):
-        raise click.UsageError("Give one of --url, for a proxy that runs, and --state, for a situation.")
+        raise click.UsageError("Give either --url, for a running proxy, or --state, for a file.")
     if url is None:
         _offline(source or "", config, rest["pool"] or DEFAULT_POOL)
         return
@@ -281,7 +287,7 @@ def _response(url: str, options: Mapping[str, Any]) -> Any:
         trial = {**given, **{name: value for name, value in changes.items() if value}}
         return fetch("/debug/explain", body=orjson.dumps(trial))
     if weights or options["profile"]:
-        raise click.UsageError("--weight and --profile are for trying a BODY.")
+        raise click.UsageError("--weight and --profile need a BODY.")
     name = options["name"]
     if name is None:
         filters = {key: options[key] for key in ("slow", "pod", "tenant", "outcome", "pool") if options[key]}
@@ -290,7 +296,7 @@ def _response(url: str, options: Mapping[str, Any]) -> Any:
         if not options["last"] or not found["on"]:
             return found
         if not found["decisions"]:
-            fail("No decision that is kept is like that.")
+            fail("No decision that is kept matches.")
         name = found["decisions"][0]["id"]
     return fetch(f"/debug/decisions/{quote(name, safe='')}")
 
@@ -300,7 +306,7 @@ def _weight(written: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise click.BadParameter(f"{written!r} is no weight; write queue-scorer=2", param_hint="--weight") from None
+        raise click.BadParameter(f"{written!r} is not a weight; write queue-scorer=2", param_hint="--weight") from None
 
 
 def _offline(source: str, config: Path | None, pool: str) -> None:

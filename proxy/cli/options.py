@@ -30,7 +30,7 @@ config_option = click.option(
 )
 pod_option = click.option("--pod", "pods", multiple=True, metavar="URL", help="URL of a pod; repeatable.")
 output_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Where to write.  [standard output]"
+    "-o", "--output", type=click.Path(path_type=Path), help="File to write to.  [default: standard output]"
 )
 
 

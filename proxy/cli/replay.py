@@ -54,23 +54,59 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 _OPTIONS: Sequence[Callable[[F], F]] = (
     click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE..."),
-    click.option("--pods", type=click.IntRange(1), help="How many.  [as in the record; 4 for a trace]"),
     click.option(
-        "--load", type=click.FloatRange(0, min_open=True), default=1.0, help="Times as many requests.  [default: 1]"
+        "--pods", type=click.IntRange(1), help="Number of simulated pods.  [default: as in the record; 4 for a trace]"
     ),
-    click.option("--hardware", type=click.Choice(list(HARDWARE)), help="What a pod is like, by published figures."),
-    click.option("--fit", "fitted", is_flag=True, help="Find out from the record what its pods are like.  [records]"),
     click.option(
-        "--kv-tokens", type=click.IntRange(1), help="KV cache of a pod.  [what the record says; the hardware's]"
+        "--load", type=click.FloatRange(0, min_open=True), default=1.0, help="Factor of the request rate.  [default: 1]"
     ),
-    click.option("--step-tokens", type=click.IntRange(257), help="That an engine step computes.  [the hardware's]"),
-    click.option("--ttft", callback=_seconds, default="2s", help="Objective of requests without their own.  [2s]"),
-    click.option("--tpot", callback=_seconds, default="50ms", help="Objective per output token.  [50ms]"),
     click.option(
-        "--warm-up", type=click.FloatRange(0, 0.9), default=0.1, help="Share of requests that does not count.  [0.1]"
+        "--hardware",
+        type=click.Choice(list(HARDWARE)),
+        help="GPU and model of the simulated pods, by published figures.",
     ),
-    click.option("--seed", type=int, default=0, help="Of all chance: the same seed gives the same figures.  [0]"),
-    click.option("--pool", default=DEFAULT_POOL, help="Whose requests, pods and scheduling are meant.  [default]"),
+    click.option(
+        "--fit",
+        "fitted",
+        is_flag=True,
+        help="Fit the speed of the simulated pods to the record.  [default for records]",
+    ),
+    click.option(
+        "--kv-tokens",
+        type=click.IntRange(1),
+        help="KV cache of a pod, in tokens.  [default: as in the record, else of the hardware]",
+    ),
+    click.option(
+        "--step-tokens",
+        type=click.IntRange(257),
+        help="Most tokens that an engine computes in a step.  [default: of the hardware]",
+    ),
+    click.option(
+        "--ttft",
+        callback=_seconds,
+        default="2s",
+        help="Objective for the time to first token of requests without one.  [default: 2s]",
+    ),
+    click.option(
+        "--tpot",
+        callback=_seconds,
+        default="50ms",
+        help="Objective for the time per output token of requests without one.  [default: 50ms]",
+    ),
+    click.option(
+        "--warm-up",
+        type=click.FloatRange(0, 0.9),
+        default=0.1,
+        help="Share of requests at the start that is left out of the figures.  [default: 0.1]",
+    ),
+    click.option(
+        "--seed", type=int, default=0, help="Seed of the random numbers; equal seeds give equal figures.  [default: 0]"
+    ),
+    click.option(
+        "--pool",
+        default=DEFAULT_POOL,
+        help="Pool whose requests are replayed, with its pods and scheduling.  [default: default]",
+    ),
 )
 
 
@@ -176,27 +212,35 @@ def _fit_lines(found: Fit) -> list[str]:
 @click.command()
 @options
 @click.option(
-    "-c", "--config", "configs", multiple=True, type=click.Path(path_type=Path), help="Of kvlane; repeatable."
+    "-c",
+    "--config",
+    "configs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Configuration of kvlane; repeatable.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=1, help="Runs per configuration; the mean is shown.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=1, help="Number of runs per configuration; their mean is printed."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 def replay(configs: Sequence[Path], seeds: int, as_json: bool, **about: Any) -> None:
-    """What if: run recorded requests through the scheduler of each configuration, before simulated pods.
+    """Compare configurations: run recorded requests through the scheduler of each, with simulated pods.
 
     \b
     kvlane replay /var/log/kvlane/record.jsonl -c now.yaml -c other.yaml
     kvlane replay record.jsonl -c now.yaml --pods 6 --load 1.5
     kvlane replay conversation.jsonl.gz --hardware h100-llama-3.1-8b
 
-    FILE is what telemetry.record has written, with its rotated parts if you like, or a trace in Mooncake's format,
-    gzipped or not. It runs on a virtual clock, a thousand times faster than it came, through the same gateway,
-    scheduler, index and ledger that serve. Without -c it is the default configuration.
+    FILE is a record that telemetry.record has written, or several of its rotated files, or a trace in Mooncake's
+    format, gzipped or not. The requests run on a virtual clock, about a thousand times faster than they arrived,
+    through the gateway, scheduler, index and ledger that serve real requests. Without -c, the default configuration is
+    used.
 
-    What a step of an engine costs is fitted to the times in the record, and the error of the fit is printed; with
-    --hardware it is that of a GPU and a model. "recorded" is what was seen of streams, "repeated" the same placement
-    before the simulated pods: as far as these two differ, the simulation is wrong.
+    The time of an engine step is fitted to the times in the record, and the error of the fit is printed; with
+    --hardware it is that of a GPU and a model. The column "recorded" has the measured figures of the streams,
+    "repeated" the figures of the same placement on the simulated pods. Their difference is the error of the simulation.
 
-    Exit code 2 if a file or a configuration cannot be used.
+    Exit code 2: a file or a configuration cannot be used.
     """
     situation = ReplaySetup.of(about)
     columns = dict(_seen(situation))
@@ -255,22 +299,26 @@ def _table(columns: Mapping[str, Mapping[str, float]]) -> str:
 @click.command()
 @options
 @config_option
-@click.option("--objective", type=click.Choice(list(OBJECTIVES)), default="ttft", help="What is to improve.  [ttft]")
-@click.option("--trials", type=click.IntRange(1), default=40, help="Random candidates to begin with.  [40]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write the patch.  [standard output]")
+@click.option(
+    "--objective", type=click.Choice(list(OBJECTIVES)), default="ttft", help="Figure to improve.  [default: ttft]"
+)
+@click.option(
+    "--trials", type=click.IntRange(1), default=40, help="Number of random candidates at the start.  [default: 40]"
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the patch.  [default: standard output]")
 def tune(config: Path | None, objective: str, trials: int, output: Path | None, **about: Any) -> None:
-    """Search the weights of scorers, and what the latency scorer counts in, over recorded requests.
+    """Search for better weights of the scorers, and parameters of the latency scorer, on recorded requests.
 
     \b
     kvlane tune /var/log/kvlane/record.jsonl -c now.yaml -o patch.yaml
 
-    The first six tenths of the requests are searched: random candidates on a quarter of them, the best third of those
-    on half, and so on, then one value after the other. The rest is held out: what was found is replayed on it
-    beside what there is, and the difference is printed with its 95 % interval, by a bootstrap over stretches of
-    requests. The patch is a `scheduling` section, complete; take it in place of the one you have. How the pods are
-    simulated, and how well that does: see `kvlane replay --help`.
+    The search uses the first 60 % of the requests: random candidates run on a quarter of them, the best third of these
+    on half, and so on; then each value is varied by itself. The other 40 % are held out: the best candidate and your
+    configuration are replayed on them, and the difference is printed with its 95 % interval, by a bootstrap over blocks
+    of consecutive requests. The patch is a complete `scheduling` section, which replaces yours. `kvlane replay --help`
+    says how pods are simulated and how the error of the simulation is measured.
 
-    Exit code 0 if there is a patch, 1 if no change is significant, 2 if a file or a configuration cannot be used.
+    Exit code 0: a patch was written. 1: no change is significant. 2: a file or a configuration cannot be used.
     """
     pool: str = about["pool"]
     tunable = Tunable(settings_of(config, pool))

@@ -82,9 +82,11 @@ log = logging.getLogger("kvlane")
 @click.option("--host", help="Address of the data port.  [default: 0.0.0.0]")
 @click.option("--port", type=int, help="Data port.  [default: 8000]")
 @click.option("--admin-port", type=int, help="Admin port, on loopback unless configured.  [default: 9190]")
-@click.option("--extproc-port", type=int, help="Port for gateways that ask where requests go.  [default: none]")
-@click.option("--watch", "watches", is_flag=True, help="Reload the file when it changes, as SIGHUP does.")
-@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes that serve.")
+@click.option("--extproc-port", type=int, help="gRPC port (ext_proc) for gateways such as Envoy.  [default: none]")
+@click.option("--watch", "watches", is_flag=True, help="Reload the configuration whenever its file changes.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Number of worker processes."
+)
 @click.option("--worker-fd", type=int, hidden=True, help="Socket to the supervisor, of a worker that it starts.")
 def serve(
     config: Path | None,
@@ -97,16 +99,17 @@ def serve(
     workers: int,
     worker_fd: int | None,
 ) -> None:
-    """Run the proxy: with a YAML file, or with nothing but the URLs of some pods.
+    """Run the proxy, with a YAML file or only with the URLs of pods.
 
     \b
     kvlane serve --pod http://vllm-0:8000 --pod http://vllm-1:8000
     kvlane serve -c kvlane.yaml --watch --workers 4
 
-    SIGTERM stops: new requests are served until balancers have noticed, running ones may end. A second one ends at
-    once. SIGHUP reads the file again: all of it is taken, or nothing.
+    SIGTERM stops the proxy: it serves new requests for reliability.drain.settle, so that load balancers notice, and
+    lets running requests end. A second SIGTERM ends it immediately. SIGHUP reloads the file; if the file has a fault,
+    the configuration in effect stays.
 
-    Exit code 0 after a signal to stop, 1 if it cannot start, 2 if the configuration has faults.
+    Exit code 0: stopped by a signal. 1: it cannot start. 2: the configuration has faults.
     """
     if worker_fd is not None:
         from proxy.cluster import worker  # a proxy of one process needs no worker, and no supervisor

@@ -40,56 +40,60 @@ COUNT, FACTOR = click.IntRange(1), click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), required=True, help="Port of the first pod; the others follow.")
-@click.option("--pods", type=COUNT, default=1, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the pods.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), required=True, help="Port of the first pod; the others use the next ports."
+)
+@click.option("--pods", type=COUNT, default=1, show_default=True, help="Number of pods.")
 @click.option(
     "--roles",
     callback=_roles,
     metavar="2P2D",
-    help="In place of --pods: so many prefill (P), decode (D) and encode pods (E), and pods for everything (B).",
+    help="Instead of --pods: numbers of prefill (P), decode (D) and encode pods (E), and of pods for all stages (B).",
 )
 @click.option(
     "--connector",
     type=click.Choice([name for name in get_args(ConnectorName) if name]),
     default="nixl",
     show_default=True,
-    help="How KV cache gets from pod to pod, if they have roles.",
+    help="Connector that transfers KV caches between pods with roles.",
 )
-@_of_config("model", click.STRING)
+@_of_config("model", click.STRING, "Name of the model.")
 @click.option("--lora", multiple=True, help="Name of a LoRA adapter that every pod serves too; repeatable.")
 @click.option(
     "--gpu",
     multiple=True,
     type=click.Choice(list(HARDWARE)),
-    help="GPU and model that pods are like, in speed, memory and token budget; several take turns.",
+    help="GPU and model whose speed, memory and token budget a pod has; repeatable, for pods in turn.",
 )
 @click.option(
     "--gpu-blocks",
     type=COUNT,
-    help=f"KV cache, in blocks.  [default: what the GPU has, or {DEFAULT.num_gpu_blocks}]",
+    help=f"Size of the KV cache, in blocks.  [default: of --gpu, else {DEFAULT.num_gpu_blocks}]",
 )
 @_of_config("block-size", COUNT, "Tokens per block.")
-@_of_config("max-num-seqs", COUNT)
+@_of_config("max-num-seqs", COUNT, "Largest number of running requests of a pod.")
 @click.option(
-    "--slow-pod", type=FACTOR, default=1.0, show_default=True, help="How many times longer the first pod takes."
+    "--slow-pod", type=FACTOR, default=1.0, show_default=True, help="Factor by which the first pod is slower."
 )
-@_of_config("noise", click.FloatRange(min=0), "Standard deviation of a factor on the time of every step.")
-@_of_config("time-scale", FACTOR, "Times faster than real.")
+@_of_config("noise", click.FloatRange(min=0), "Standard deviation of the random factor of the time of each step.")
+@_of_config("time-scale", FACTOR, "Factor by which simulated time is faster than real time.")
 @_of_config(
     "data-parallel-size",
     COUNT,
     "Data-parallel ranks of each pod behind its port, each with a queue and a KV cache of its own.",
 )
-@click.option("--lockstep", is_flag=True, help="Let all ranks of a pod step together, as a mixture-of-experts model.")
+@click.option(
+    "--lockstep", is_flag=True, help="Make all ranks of a pod step together, as with a mixture-of-experts model."
+)
 @click.option("--ignore-rank", is_flag=True, help="Ignore X-data-parallel-rank, as vLLM before 0.10 does.")
 @click.option(
     "--kv-events-port",
     type=click.IntRange(0, 65535),
     default=DEFAULT.kv_events_port,
-    help="Port on which the first pod publishes KV events; further ranks and pods follow.  [default: none]",
+    help="Port of the KV events of the first pod; further ranks and pods use the next ports.  [default: none]",
 )
-@click.option("--old-metric-names", is_flag=True, help="The metric names of vLLM before 0.10.")
+@click.option("--old-metric-names", is_flag=True, help="Use the metric names of vLLM before 0.10.")
 def sim(
     host: str,
     port: int,
@@ -103,7 +107,7 @@ def sim(
     kv_events_port: int,
     **fields: Any,
 ) -> None:
-    """Run simulated vLLM pods: the wire formats, the batching and the prefix cache of the engine, and no model.
+    """Run simulated vLLM pods, with the engine's API, batching and prefix cache, but without a model.
 
     \b
     kvlane sim --port 8101 --pods 3 --slow-pod 5
@@ -111,7 +115,7 @@ def sim(
     kvlane sim --port 8101 --data-parallel-size 8
     kvlane sim --port 8101 --pods 2 --gpu h100-llama-3.1-8b --gpu a100-llama-3.1-8b
 
-    Ctrl-C ends them. Exit code 1 if a port is taken.
+    Ctrl-C ends them. Exit code 1: a port is in use.
     """
     config = SimConfig(lora_adapters=lora, connector=connector if roles else "", **fields)
     kinds = [HARDWARE[name].equip(config) for name in gpu] or [config]

@@ -48,30 +48,35 @@ def _urls(context: click.Context, parameter: click.Parameter, value: tuple[str, 
 
 @click.command()
 @click.argument("urls", metavar="URL...", nargs=-1, required=True, callback=_urls)
-@click.option("--api-key", envvar="VLLM_API_KEY", default="", help="Sent to the pods; or in VLLM_API_KEY.")
-@click.option("--no-requests", is_flag=True, help="Only ask: leave out what makes the engines work.")
-@click.option("--events-port", type=click.IntRange(1, 65535), default=EVENTS_PORT, show_default=True)
+@click.option(
+    "--api-key", envvar="VLLM_API_KEY", default="", help="API key that is sent to the pods; default: $VLLM_API_KEY."
+)
+@click.option("--no-requests", is_flag=True, help="Send no inference requests; read only what the pods report.")
+@click.option(
+    "--events-port", type=click.IntRange(1, 65535), default=EVENTS_PORT, show_default=True, help="Port of KV events."
+)
 @click.option(
     "--timeout", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Timeout of one request, in seconds."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was seen as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print observations, findings and the configuration as JSON.")
 def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, timeout: float, as_json: bool) -> None:
-    """Examine running pods: what engine they are, whether placement can see their load and their cache, whether they
-    stop working when a client leaves; and print what to mend, and a configuration that begins with what is there.
+    """Examine running pods, and recommend a configuration for them: which engine they run, whether kvlane can see their
+    load and their cache, and whether they stop a request when its client leaves.
 
     \b
     kvlane doctor http://vllm-0:8000 http://vllm-1:8000 > kvlane.yaml
 
-    The findings go to standard error, the configuration to standard output. Each pod gets about four short completions
-    and one long one that is left after its first token; where the engine hands KV caches over by NIXL, one of them
-    leaves a block of cache for another pod. It takes about ten seconds, most of it to see when idle connections are
-    closed. Of pods that serve no request alone, as with P2P NCCL, only ask: --no-requests.
+    The findings and their remedies go to standard error, the configuration to standard output. Each pod gets about four
+    short completions, and a long one that is cancelled after its first token. Where the engine transfers KV caches with
+    NIXL, one completion leaves a block of cache for another pod. The command takes about ten seconds, mostly to find
+    out when pods close idle connections. Use --no-requests for pods that cannot serve a request alone, as with P2P
+    NCCL.
 
-    Exit code 0 if nothing is to be mended, 1 if there is a warning or a fault, 2 if the command cannot be understood.
+    Exit code 0: no warnings. 1: there is a warning or a fault. 2: the command line is invalid.
     """
     manner = ProbeOptions(api_key, timeout, not no_requests, events_port, idle=min(timeout, IDLE))
     if sys.stderr.isatty():
-        click.echo("Looking, for about ten seconds ...", err=True)
+        click.echo("Examining the pods, for about ten seconds ...", err=True)
     pods = asyncio.run(probe_pods(urls, manner, SystemClock(), Random()))
     found = [finding for pod in pods for finding in of_pod(pod)] + of_fleet(pods)
     configuration = recommended(pods)
@@ -117,16 +122,16 @@ _file = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_
 
 @click.group("import")
 def import_() -> None:
-    """Make a configuration of that of another router or gateway.
+    """Convert the configuration of another router or gateway.
 
     \b
     kvlane import vllm-router -o kvlane.yaml vllm-router --worker-urls http://a:8000 http://b:8000
     kvlane import litellm litellm.yaml > kvlane.yaml
 
-    What has no equivalent, and what needs none, is named in comments of the YAML and on standard error. Secrets are not
-    taken over: ${NAME} stands in their place. The YAML loads, else nothing is written.
+    Comments of the YAML and messages on standard error name the settings that have no equivalent, and the settings that
+    need none. Secrets are replaced by ${NAME}. The YAML is checked before it is written.
 
-    Exit code 0 if all was taken over, 1 if something has no equivalent, 2 if nothing could be made of it.
+    Exit code 0: all settings were converted. 1: a setting has no equivalent. 2: the input cannot be used.
     """
 
 
@@ -134,7 +139,7 @@ def import_() -> None:
 @output_option
 @_words
 def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
-    """The command line of vllm-router, as words, as one quoted text, or - to read it from standard input.
+    """Convert a command line of vllm-router: as words, as one quoted text, or - to read it from standard input.
 
     \b
     kvlane import vllm-router vllm-router --worker-urls http://a:8000 http://b:8000 --policy cache_aware
@@ -146,7 +151,7 @@ def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
 @output_option
 @_words
 def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
-    """The command line of sglang-router, as words, as one quoted text, or - to read it from standard input.
+    """Convert a command line of sglang-router: as words, as one quoted text, or - to read it from standard input.
 
     \b
     kvlane import sglang-router "python -m sglang_router.launch_router --worker-urls http://a:8000 http://b:8000"
@@ -158,7 +163,7 @@ def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
 @output_option
 @_words
 def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
-    """The command line of the production stack's router, or the file of its dynamic configuration.
+    """Convert a command line of the production stack's router, or the file of its dynamic configuration.
 
     \b
     kvlane import production-stack vllm-router --static-backends http://a:8000 --routing-logic roundrobin
@@ -171,7 +176,8 @@ def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
 @output_option
 @_file
 def from_endpoint_picker(output: Path | None, file: Path) -> None:
-    """An EndpointPickerConfig, of llm-d say, or what holds one: a ConfigMap, values of a chart, an object of KServe."""
+    """Convert an EndpointPickerConfig of llm-d, or an object with one: a ConfigMap, chart values, an object of
+    KServe."""
     _import(lambda: endpoint_picker(file), output)
 
 
@@ -179,7 +185,7 @@ def from_endpoint_picker(output: Path | None, file: Path) -> None:
 @output_option
 @_file
 def from_litellm(output: Path | None, file: Path) -> None:
-    """What a LiteLLM configuration says of vLLM servers.
+    """Convert the vLLM servers of a LiteLLM configuration.
 
     \b
     kvlane import litellm config.yaml -o kvlane.yaml
@@ -210,8 +216,8 @@ def _import(make: Callable[[], Imported], output: Path | None) -> None:
 
 @click.command()
 def key() -> None:
-    """Make an API key. The key is for the client, and is shown this once; the hash is for `security.apiKeys`, and
-    the key cannot be computed from it.
+    """Create an API key. The key is for the client, and is shown only now. The hash is for `security.apiKeys`; the key
+    cannot be computed from it.
 
     \b
     security:
@@ -251,15 +257,15 @@ and pods without a name are called HOST:PORT. So the script returns only the par
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that has a shell complete kvlane's commands, options and their values.
+    """Print the script with which a shell completes kvlane's commands, options and values.
 
     \b
     kvlane completion bash > ~/.local/share/bash-completion/completions/kvlane
     kvlane completion zsh > "${fpath[1]}/_kvlane"
     kvlane completion fish > ~/.config/fish/completions/kvlane.fish
 
-    The shell runs kvlane to complete, so that it offers what is installed; names of pods come from the proxy
-    that --url names. Bash needs to be 4.4 or newer.
+    For each completion the shell runs kvlane, which also offers installed plugins, and the names of pods of the proxy
+    at --url. Bash must be 4.4 or newer.
     """
     script = _SHELLS[shell](context.find_root().command, {}, "kvlane", _VARIABLE)
     click.echo((_BASH if shell == "bash" else script.source_template) % script.source_vars())

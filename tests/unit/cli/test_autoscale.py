@@ -158,7 +158,7 @@ class TestReplay:
         result = run("replay", history, "-c", policy)
         assert result.exit_code == 0, result.output
         about, heads, *rows = result.stdout.splitlines()
-        assert about.startswith("pool default: 8 decisions, 7 of them with something to see, ")
+        assert about.startswith("pool default: 8 decisions, 7 of them with metrics, ")
         assert heads.split() == ["recorded", "replayed"]
         assert [row[:14].strip() for row in rows] == ["replicas moved", "replica hours", "GPU hours"]
 
