@@ -96,7 +96,11 @@ class Producers:
             async with asyncio.timeout(self._deadline):
                 await self._produce(self._waiting, request, endpoints, record)
         except TimeoutError:
-            log.warning("request %s: the data producers were not done after %g s", request.id, self._deadline)
+            log.warning(
+                "request %s: scheduling without the data of producers that did not finish within %g s",
+                request.id,
+                self._deadline,
+            )
 
     async def _produce(
         self,

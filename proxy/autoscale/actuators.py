@@ -89,7 +89,7 @@ class Guard:
     async def cancel(self, role: str) -> None:
         """Return draining pods to service, because no pod has to be removed."""
         if back := self.drains.cancel(role):
-            log.info("autoscale: %s serve again, as they are needed", ", ".join(back))
+            log.info("autoscale: returned %s to service, because demand rose", ", ".join(back))
             await self.mark(back, doomed=False)
 
     async def mark(self, pods: list[str], doomed: bool) -> None:
@@ -100,7 +100,7 @@ class Guard:
             if pods and self.is_leader():
                 await self.hand.mark(pods, doomed)
         except Exception:
-            log.warning("autoscale: %s cannot be marked", ", ".join(pods), exc_info=True)
+            log.warning("autoscale: failed to mark %s for deletion", ", ".join(pods), exc_info=True)
 
     async def _down(self, decision: ScalingDecision, role: str, count: int) -> ScalingOutcome:
         before = self.drains.names(role)
@@ -236,7 +236,7 @@ class Kubernetes(RoleActuator):
             for pod in pods:
                 status, _ = await _json(session, "PATCH", f"{root}/{pod.rpartition('/')[2]}", patch)
                 if status >= 300 and (doomed or status != _GONE):
-                    log.warning("pod %s: no deletion cost, the API server responded %d", pod, status)
+                    log.warning("failed to set the deletion cost of pod %s: the API server responded %d", pod, status)
 
     async def _url(self, role: str) -> str:
         group, name = path_of(self.targets[role])

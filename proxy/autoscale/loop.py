@@ -234,7 +234,7 @@ class Loop:
             async with asyncio.timeout(self.patience):
                 return await actuator.apply(decision, role)
         except Exception:  # it is tried again with the next decision
-            log.warning("pool %s: role %s cannot be scaled", self.name, role, exc_info=True)
+            log.warning("autoscale: pool %s: failed to scale role %s", self.name, role, exc_info=True)
             return ScalingOutcome.ERROR
 
 

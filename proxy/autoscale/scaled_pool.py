@@ -95,7 +95,7 @@ class ScaledPool:
         try:
             situations = self._situations()
         except Exception:  # nothing was seen: the last values are held, and overrides apply
-            log.warning("autoscale: pool %s cannot be observed", self.name, exc_info=True)
+            log.warning("autoscale: failed to read the state of pool %s", self.name, exc_info=True)
             situations = {}
         decision = await self.loop.step(situations)
         self._count(decision)

@@ -211,7 +211,7 @@ class _Signals:
         """Wait for the signal to stop, then for `wait_for_balancers`, unless a user at a terminal stops: then no load
         balancer has to notice."""
         await self._signalled.wait()
-        log.info("stopping: requests that run may end")
+        log.info("stopping; running requests may finish")
         if not self._by_person:
             await wait_for_balancers()
 

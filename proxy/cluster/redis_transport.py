@@ -168,7 +168,7 @@ class RedisConnection:
         """Wait until the connection is lost, and then raise StoreLost."""
         error = await asyncio.shield(self._loss)
         if error is not None and not isinstance(error, self._failures):
-            log.error("replicas: unreadable message of the store", exc_info=error)
+            log.error("dropped an unreadable message of the replica store", exc_info=error)
         raise _lost(error or ConnectionError("the store closed the connection"))
 
     async def _open(self) -> None:

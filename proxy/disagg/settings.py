@@ -37,15 +37,15 @@ def warnings(connector: str, pool: str, types: Collection[str], roles: Collectio
     if not HANDLERS.intersection(types):
         if roles is not None and "prefill" in roles and "decode" in roles:
             yield (
-                f"{path}pods: some have the role prefill and some decode, but nothing in {path}scheduling hands"
-                " prompts over; see disagg-profile-handler."
+                f"{path}pods: some have the role prefill and some decode, but {path}scheduling has no"
+                " disagg-profile-handler, so no request is split."
             )
         return
     if connector_named(connector).needs_pair and (some := [kind for kind in DECIDERS if kind in types]):
         yield (
-            f"{path}scheduling: with the connector {connector} no pod serves a request alone, so what {some[0]}"
-            f" decides against is refused; take {ALWAYS}."
+            f"{path}scheduling: with the connector {connector} no pod can serve a request alone, so requests that"
+            f" {some[0]} does not split are refused; use {ALWAYS}."
         )
     for kind, role in FILTERS.items():
         if roles is not None and kind in types and not any(role in each or each == "both" for each in roles):
-            yield f"{path}pods: none has the role {role}, so {kind} never keeps one."
+            yield f"{path}pods: no pod has the role {role}, so {kind} removes all pods."

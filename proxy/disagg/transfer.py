@@ -277,7 +277,7 @@ class SplitRequest:
             fetching = self._attempt(attempt, Stage.DECODE, (attempt.endpoint,), body)
             await self.relay.collect(fetching, self.shared.prefill_timeout)
         except KvlaneError as error:
-            log.info("request %s: its cache was left to expire: %s", attempt.request.id, error)
+            log.info("request %s: the prefill pod keeps its KV cache until it expires: %s", attempt.request.id, error)
 
     # Both at once: the pods find each other.
 

@@ -446,7 +446,7 @@ class Gpus:
             self._due = self._clock.now() + max(RETRY, settings.interval or 0.0)
             if not self._has_warned:
                 self._has_warned = True
-                log.warning("pod %s: nothing is known of its GPUs: %s: %s", self._endpoint.name, url, error)
+                log.warning("pod %s: failed to read its GPU metrics: %s: %s", self._endpoint.name, url, error)
 
 
 async def utilization(text: bytes, pod: str) -> float:

@@ -79,10 +79,10 @@ class Warmup:
                 status = await self._send(endpoint, left.popleft())
             except UpstreamFailed as error:
                 status = 0
-                log.warning("pod %s: the warm-up ends: %s", endpoint.name, error)
+                log.warning("pod %s: stopped the warm-up: %s", endpoint.name, error)
             else:
                 if status is not None and status >= 300:
-                    log.warning("pod %s: the warm-up ends: status %d", endpoint.name, status)
+                    log.warning("pod %s: stopped the warm-up: status %d", endpoint.name, status)
             if status is not None and not 200 <= status < 300:
                 left.clear()
             elif status is not None:

@@ -194,16 +194,18 @@ def warnings(settings: FlowControlSettings, path: str, request_seconds: float) -
     """A sentence for each, beginning with its path. `path` is that of the section, and a request ends after
     `request_seconds` whatever it does."""
     if not settings.limits and replace(settings, shedding=FlowControlSettings().shedding) != FlowControlSettings():
-        yield f"{path}: requests never wait, as there is no cap, such as maxConcurrentPerPod, and no detector."
+        yield f"{path}: requests never wait, because there is no cap, such as maxConcurrentPerPod, and no detector."
     bands = [(f"bands[{index}].", band) for index, band in enumerate(settings.bands)]
     timeouts = [("queueTimeout", settings.queue_timeout)]
     timeouts += [(f"{at}queueTimeout", band.queue_timeout) for at, band in bands if band.queue_timeout is not None]
     for name, seconds in timeouts:
         if seconds >= request_seconds:
-            yield f"{path}.{name}: {seconds:g} s never pass, as reliability.timeouts.request is {request_seconds:g} s."
+            why = f"reliability.timeouts.request is {request_seconds:g} s"
+            yield f"{path}.{name}: no request waits {seconds:g} s, because {why}."
     for at, band in bands:
         if band.max_queued is not None and band.max_queued > settings.max_queued:
-            yield f"{path}.{at}maxQueued: {band.max_queued} never wait, as maxQueued is {settings.max_queued}."
+            why = f"maxQueued is {settings.max_queued}"
+            yield f"{path}.{at}maxQueued: never {band.max_queued} requests wait, because {why}."
     yield from _of_the_detector(settings, path)
 
 
@@ -215,6 +217,6 @@ def _of_the_detector(settings: FlowControlSettings, path: str) -> Iterator[str]:
     lowest = min((band.ceiling for band in settings.bands), default=1.0)
     if settings.ceilings == "fixed" and saturation.requests * min(1.0, lowest) > cap:
         yield (
-            f"{path}.saturation.requests: {saturation.requests} are never in flight on a pod, as maxConcurrentPerPod is"
-            f" {cap}."
+            f"{path}.saturation.requests: a pod never has {saturation.requests} requests in flight, because"
+            f" maxConcurrentPerPod is {cap}."
         )

@@ -44,7 +44,7 @@ class Sweep:
 
 
 def _log(watched: Watched, error: Exception) -> None:
-    log.error("%r could not be checked", watched, exc_info=error)
+    log.error("failed to check the timeouts of %r", watched, exc_info=error)
 
 
 def check_all(watched: Iterable[Watched], now: float, on_error: Callable[[Any, Exception], None] = _log) -> None:

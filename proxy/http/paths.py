@@ -161,7 +161,7 @@ def faults_of_extension(path: str) -> Iterator[str]:
     if not path.startswith("/") or "?" in path or not _is_plain(path.removesuffix("/*")):
         yield f"{path!r} must start with / and hold neither a query, '%', '//' nor '..'"
     elif path.rstrip("/") in CONTROL:
-        yield f"{path} steers an engine; reach it through the admin port"
+        yield f"{path} controls an engine; it is reached through the admin port only"
 
 
 @lru_cache(maxsize=64)  # of up to 64 KiB each

@@ -42,11 +42,11 @@ class ReloadedContext:
         try:
             context = self._files.read_if_changed(self._make)
         except (OSError, ValueError) as error:
-            log.error("the TLS files %s have changed and cannot be used, the ones before stay: %s", self._names, error)
+            log.error("failed to reload the TLS files %s; keeping the previous ones: %s", self._names, error)
             return self._context
         if context is not None:
             self._context = context
-            log.info("the TLS files %s were read again", self._names)
+            log.info("reloaded the TLS files %s", self._names)
         return self._context
 
     @property

@@ -79,7 +79,7 @@ class RankEvents:
             return
         try:
             if self._next and not await self._is_the_same():
-                log.info("pod %s: its KV cache is empty again", self._endpoint.name)
+                log.info("pod %s: its KV cache was cleared", self._endpoint.name)
                 self._forget(0, is_whole=True)
             await self._catch_up()
         except ReplayFailed:
@@ -102,7 +102,7 @@ class RankEvents:
         if number < self._next:
             if batch.at == (self._at if number == self._next - 1 else self._replayed.get(number)):
                 return
-            log.info("pod %s: its KV cache is empty again", self._endpoint.name)
+            log.info("pod %s: its KV cache was cleared", self._endpoint.name)
             self._forget(0, is_whole=True)
         if number == self._next:
             self._replayed.clear()
@@ -162,7 +162,7 @@ class RankEvents:
                 self._is_whole = True
             self._listener.published(self._endpoint, self._rank, events)
         if unknown:
-            log.debug("pod %s: %d KV events are not understood", self._endpoint.name, unknown)
+            log.debug("pod %s: ignored %d unknown KV events", self._endpoint.name, unknown)
 
     def _forget(self, number: int, is_whole: bool) -> None:
         """Go on with a message that follows a restart or a gap."""

@@ -455,7 +455,7 @@ class LocalTokens(PromptTokenizer):
         try:
             rendered = model.render(path, body)
         except Uncertain as reason:
-            log.debug("a prompt that is not tokenised: %s", reason)
+            log.debug("did not tokenise a prompt: %s", reason)
             return None
         texts, new = model.known(rendered)
         if new <= AT_ONCE:

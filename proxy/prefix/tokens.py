@@ -62,7 +62,7 @@ class RemoteTokens(PromptTokenizer):
         try:
             question = self._question(request)
         except Uncertain as reason:
-            log.debug("a prompt that is not tokenised: %s", reason)
+            log.debug("did not tokenise a prompt: %s", reason)
             return None
         server = self._server(request.path, endpoints)
         if server is None:

@@ -172,16 +172,18 @@ def warnings(settings: ReliabilitySettings, pools: Sequence[int]) -> Iterator[st
         yield from _never("hedging.after", settings.hedging.after, both)
     backoff = settings.retries.backoff
     if backoff.initial > backoff.max:
-        yield f"reliability.retries.backoff.initial: {backoff.initial:g} s is never waited: max is {backoff.max:g} s."
+        never = f"the delay is never {backoff.initial:g} s, because max is {backoff.max:g} s"
+        yield f"reliability.retries.backoff.initial: {never}."
     retries = settings.retries
     if settings.continuation.models and (retries.attempts == 1 or "reset" not in retries.on):
-        yield "reliability.continuation.models: no stream goes on, because that takes a retry after a reset."
+        why = "retries.attempts is 1" if retries.attempts == 1 else "retries.on lacks reset"
+        yield f"reliability.continuation.models: streams are not continued, because {why}."
     if breaker.panic_percent == 0:
-        yield "reliability.breaker.panicPercent: 0 has every pod asked, whatever is known of it: no breaker ever opens."
+        yield "reliability.breaker.panicPercent: 0 ignores every ejection, so failing pods still get requests."
     for pods in sorted({pods for pods in pools if pods > 1 and 0 < breaker.panic_percent * pods < 100}):
         yield (
-            f"reliability.breaker.panicPercent: of {pods} pods one is more than {breaker.panic_percent:g} %, so no pod "
-            "is ever left alone."
+            f"reliability.breaker.panicPercent: one of {pods} pods is more than {breaker.panic_percent:g} %, so "
+            "ejections are always ignored."
         )
 
 
@@ -189,5 +191,5 @@ def _never(path: str, seconds: float, limits: Mapping[str, float]) -> Iterator[s
     """Yield a warning if one of the limits, by path, is reached first."""
     for other, sooner in limits.items():
         if seconds >= sooner:
-            yield f"reliability.{path}: {seconds:g} s never pass, as reliability.{other} is {sooner:g} s."
+            yield f"reliability.{path}: {seconds:g} s have no effect, because reliability.{other} is {sooner:g} s."
             return

@@ -344,4 +344,4 @@ def warnings(document: Document, registry: Registry) -> Iterator[str]:
         used |= pickers
     for label, its in points.items():
         if label not in used and DataProducer not in its and its & {Filter, Scorer, Picker}:
-            yield f"{join(document.path, f'plugins.{label}')}: no profile refers to it, so it decides nothing."
+            yield f"{join(document.path, f'plugins.{label}')}: no profile refers to it, so it has no effect."

@@ -91,7 +91,7 @@ class LineWriter:
                 with self._lock:
                     self._lost(batch.count(b"\n"))
                 if not broken:
-                    log.warning("%s cannot be written, its lines are lost: %s", self._name, error)
+                    log.warning("failed to write %s; dropping its lines: %s", self._name, error)
                 broken = True
             self._taken += len(batch)
             if self._dropped and self._queued - self._taken <= BACKLOG // 2:

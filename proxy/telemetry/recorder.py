@@ -258,5 +258,5 @@ def installation(path: Path, now: float) -> Installation:
         why = error
     except (KeyError, TypeError, ValueError):
         pass
-    log.warning("the secret of the record is a temporary one, as %s cannot be used: %s", path, why)
+    log.warning("using a temporary secret for the record, because %s cannot be used: %s", path, why)
     return new

@@ -1,6 +1,6 @@
 """What the engine refuses is refused in its own words.
 
-What steers an engine is not for clients.
+Clients cannot use paths that control an engine.
 """
 
 from __future__ import annotations

@@ -57,5 +57,5 @@ class DnsSource(Source):
 
     def _warn_once(self, why: str) -> None:
         if not self._failing:
-            log.warning("%s cannot be looked up, its pods stay: %s", self._settings.name, why)
+            log.warning("failed to look up %s; keeping its pods: %s", self._settings.name, why)
         self._failing = True

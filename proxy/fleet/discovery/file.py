@@ -89,9 +89,9 @@ class FileSource(Source):
         try:
             return await asyncio.to_thread(self._file.read_if_changed, self._load)
         except Unreadable as error:
-            log.warning("pods.file: %s; its pods stay as they were", error)
+            log.warning("pods.file: %s; keeping its pods", error)
         except ConfigError as error:
-            log.error("pods.file: %s is broken; its pods stay as they were:\n%s", self._path, error)
+            log.error("pods.file: %s is invalid; keeping its pods:\n%s", self._path, error)
         return None
 
     def _load(self) -> Sequence[PodSettings]:

@@ -310,6 +310,6 @@ def _weight(pod: PodSeen) -> float | None:
     except ValueError:
         weight = 0.0
     if text and not 0 < weight < math.inf:
-        log.warning("pod %s: the annotation %s is no weight: %r", pod.name, WEIGHT, text)
+        log.warning("pod %s: the annotation %s is not a weight: %r", pod.name, WEIGHT, text)
         return None
     return weight or None

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 UNUSED = "accepted and without effect: "
 MISMATCH = (
-    "%s: pod %s reported %d cached tokens where %d were predicted, not for the first time: it is not taken to be known "
-    "exactly until it is again; does it have another tokenizer or chat template?"
+    "%s: pod %s reported %d cached tokens instead of the predicted %d, repeatedly; its cache counts as unknown until "
+    "predictions are right again. Check that kvlane has the tokenizer and the chat template of the engine."
 )
 
 

@@ -249,7 +249,7 @@ def test_a_key_in_the_place_of_its_entry_is_not_printed(files: Files) -> None:
 
 def test_all_paths_that_cannot_be_relayed_are_reported(files: Files) -> None:
     control, relative = files.faults("security: {relayPaths: [/metrics, /fine, x]}")
-    assert control.startswith("security.relayPaths: /metrics steers an engine")
+    assert control.startswith("security.relayPaths: /metrics controls an engine")
     assert relative.startswith("security.relayPaths: 'x' must start with /")
 
 

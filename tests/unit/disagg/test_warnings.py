@@ -29,8 +29,8 @@ def test_valid_combinations_are_not_warned_of(connector: str, types: tuple[str, 
     ("connector", "types", "roles", "path"),
     [
         ("nixl", ("queue-scorer",), BOTH, "pools.p.pods: some have the role prefill"),
-        ("nixl", SPLIT, ("decode", ""), "pools.p.pods: none has the role prefill"),
-        ("nixl", (*SPLIT, "encode-filter"), BOTH, "pools.p.pods: none has the role encode"),
+        ("nixl", SPLIT, ("decode", ""), "pools.p.pods: no pod has the role prefill"),
+        ("nixl", (*SPLIT, "encode-filter"), BOTH, "pools.p.pods: no pod has the role encode"),
         ("p2p-nccl", SPLIT, BOTH, "pools.p.scheduling: with the connector p2p-nccl"),
     ],
 )

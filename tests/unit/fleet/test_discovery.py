@@ -132,7 +132,7 @@ async def test_a_broken_edit_keeps_the_pods_and_is_logged_once(
     pods_file.write("- {url: nonsense}\n")
     assert await settled(source) is None
     assert await settled(source) is None
-    assert caplog.text.count("is broken") == 1
+    assert caplog.text.count("is invalid; keeping its pods") == 1
     assert "[0].url: 'nonsense'" in caplog.text
     pods_file.write("- {url: http://a:1\n")
     assert await settled(source) is None

@@ -38,18 +38,18 @@ def test_plausible_settings_are_not_warned_of(section: dict[str, Any]) -> None:
     [
         ({"fairness": "strict"}, "flowControl: requests never wait"),
         ({"saturation": {"queueDepth": 9}}, "flowControl: requests never wait"),
-        ({"maxConcurrent": 8, "queueTimeout": "30m"}, "flowControl.queueTimeout: 1800 s never pass"),
+        ({"maxConcurrent": 8, "queueTimeout": "30m"}, "flowControl.queueTimeout: no request waits 1800 s"),
         (
             {"maxConcurrent": 8, "bands": [{"priority": 0}, {"priority": 1, "queueTimeout": "1h"}]},
-            "flowControl.bands[1].queueTimeout: 3600 s never pass",
+            "flowControl.bands[1].queueTimeout: no request waits 3600 s",
         ),
         (
             {"maxConcurrent": 8, "maxQueued": 5, "bands": [{"priority": 0, "maxQueued": 6}]},
-            "flowControl.bands[0].maxQueued: 6 never wait",
+            "flowControl.bands[0].maxQueued: never 6 requests wait",
         ),
         (
             {"saturation": {"detector": "concurrency"}, "maxConcurrentPerPod": 32},
-            "flowControl.saturation.requests: 100 are never in flight",
+            "flowControl.saturation.requests: a pod never has 100 requests in flight",
         ),
     ],
 )

@@ -155,7 +155,7 @@ async def test_a_pod_whose_responses_contradict_its_events_is_unknown_until_they
         assert attempt.predicted_cached_tokens == 96
         end(producer, attempt, cached=cached)
         assert producer.index.is_sure(one) is sure
-    assert caplog.text.count("reported 0 cached tokens where 96 were predicted") == 1
+    assert caplog.text.count("reported 0 cached tokens instead of the predicted 96") == 1
 
 
 async def test_a_prompt_without_hits_proves_nothing() -> None:

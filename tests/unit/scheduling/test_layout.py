@@ -24,7 +24,7 @@ def warned(*plugins: dict[str, Any], profiles: list[list[str]] | None = None) ->
 
 def test_a_scorer_without_a_profile_is_unused() -> None:
     assert warned(profiles=[["queue-scorer"]]) == [
-        "scheduling.plugins.kv: no profile refers to it, so it decides nothing."
+        "scheduling.plugins.kv: no profile refers to it, so it has no effect."
     ]
 
 

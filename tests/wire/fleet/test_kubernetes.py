@@ -113,7 +113,7 @@ async def test_missing_properties_come_from_the_settings() -> None:
 async def test_an_invalid_weight_is_logged_and_ignored(weight: str, caplog: pytest.LogCaptureFixture) -> None:
     async with one_pod(pod("a", annotations={"kvlane/weight": weight})) as found:
         assert found.weight == 1.0
-    assert f"pod a: the annotation kvlane/weight is no weight: '{weight}'" in caplog.text
+    assert f"pod a: the annotation kvlane/weight is not a weight: '{weight}'" in caplog.text
 
 
 @pytest.mark.parametrize(
