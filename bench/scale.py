@@ -139,7 +139,7 @@ class MemoryLine:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._socket, self._sink = socket.socketpair()
+        self._socket, self._reader = socket.socketpair()
         self.spent = 0.0
 
     async def __aenter__(self) -> MemoryLine:
@@ -147,13 +147,13 @@ class MemoryLine:
 
     async def __aexit__(self, *_: object) -> None:
         self._socket.close()
-        self._sink.close()
+        self._reader.close()
 
     def publish(self, channel: str, message: bytes) -> None:
         began = time.thread_time()
         self._socket.send(command(channel, message)[:65536])
         self.spent += time.thread_time() - began
-        self._sink.recv(65536)
+        self._reader.recv(65536)
         self._store.publish(channel, message)
 
     async def is_writable(self) -> None: ...

@@ -34,7 +34,8 @@ NAMES = {
     "cautions": "warnings",
     "among": "cluster", "beside": "name the model", "duty": "name the model", "answer": "response",
     "answers": "responses", "answered": "responded", "anew": "again", "nobody": "none", "whoever": "name the noun",
-    "somebody": "name the noun", "journeys": "attempts",
+    "somebody": "name the noun", "journeys": "attempts", "lane": "attempt", "lanes": "attempts", "sink": "writer",
+    "sinks": "writers", "warming": "warm-up",
 }  # fmt: skip
 """A word of an identifier -> what to write instead."""
 

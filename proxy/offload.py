@@ -39,15 +39,15 @@ Reply = Callable[[Any, bytes], tuple[Any, Sequence[bytes]]]
 def serve(prepare: Callable[[Any], Reply]) -> None:
     """Run a helper process: process requests from standard input in sequence until it ends. The first message is the
     setup of the pool, from which `prepare` makes the handler."""
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    source, target = sys.stdin.buffer, sys.stdout.buffer
     reply: Reply | None = None
     while header := source.read(LENGTH):
         value, pieces = _read(source, int.from_bytes(header, "little"))
         if reply is None:
             reply = prepare(value)
             continue
-        sink.writelines(_packed(*reply(value, pieces[0])))
-        sink.flush()
+        target.writelines(_packed(*reply(value, pieces[0])))
+        target.flush()
 
 
 @dataclass(eq=False, slots=True)

@@ -51,7 +51,7 @@ class RateLimiter(Admission):
         """By kind and name, least recently used first."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
         """Called with every charge: the meter, its running requests and the amounts."""
-        self.turns: RoundShares | HostShares | None = None
+        self.shares: RoundShares | HostShares | None = None
         """Shares of a limit between the workers of this host, or between all processes of a deployment."""
         self._workers, self._seat, self._news = 1, 0, 0.0
 
@@ -88,11 +88,11 @@ class RateLimiter(Admission):
             message = f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {shortage.seconds:.0f} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
-    async def wait_for_share(self, turns: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> None:
+    async def wait_for_share(self, shares: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> None:
         """Return when this process has a share for the request, or when the limit is exhausted."""
-        until = self.clock.now() + turns.patience
-        while (pause := self._pause(turns, meters)) > 0.0 and self.clock.now() < until:
-            await turns.sleep(pause)
+        until = self.clock.now() + shares.patience
+        while (pause := self._pause(shares, meters)) > 0.0 and self.clock.now() < until:
+            await shares.sleep(pause)
 
     def headers(self, meters: Sequence[UsageMeter]) -> Pairs:
         """Return OpenAI's headers for the scarcest limits that refuse requests."""
@@ -113,9 +113,9 @@ class RateLimiter(Admission):
         """Set the number of connected hosts that share the limits."""
         processes = hosts * self._workers
         if hosts == 1:
-            self.turns = RoundShares(processes, self._seat) if processes > 1 else None
-        elif not isinstance(self.turns, HostShares) or self.turns.processes != processes:
-            self.turns = HostShares(processes, self._news)
+            self.shares = RoundShares(processes, self._seat) if processes > 1 else None
+        elif not isinstance(self.shares, HostShares) or self.shares.processes != processes:
+            self.shares = HostShares(processes, self._news)
 
     # reports of other workers
 
@@ -145,13 +145,13 @@ class RateLimiter(Admission):
         """Return for each meter its key, its requests that run here, and its usage."""
         return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
 
-    def _pause(self, turns: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> float:
+    def _pause(self, shares: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> float:
         now = self.clock.now()
         left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
         if any(few < 1 for _, _, few in left):
             return 0.0
         return max(
-            (turns.pause((meter.kind, meter.name, what), few, now, meter.admitted_at) for meter, what, few in left),
+            (shares.pause((meter.kind, meter.name, what), few, now, meter.admitted_at) for meter, what, few in left),
             default=0.0,
         )
 
@@ -193,8 +193,8 @@ class MeteredRequest:
         limiter, request, meters = self._limiter, self._request, self.meters
         if not meters:
             return
-        if limiter.turns is not None:
-            await limiter.wait_for_share(limiter.turns, meters)
+        if limiter.shares is not None:
+            await limiter.wait_for_share(limiter.shares, meters)
         now, reserved = limiter.clock.now(), []
         for meter in meters:
             wanted = meter.estimate(request.prompt.tokens, request.max_tokens)

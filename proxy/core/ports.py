@@ -265,8 +265,8 @@ class Relay(Protocol):
         otherwise end the client's response here, never cleanly if it is incomplete. Cancellation aborts the request
         to the pod at once."""
 
-    def race(self, starts: Callable[[Attempt], None]) -> Race | None:
-        """Return a race for concurrent attempts; None if only one is possible. `starts` is called with the winner
+    def race(self, on_start: Callable[[Attempt], None]) -> Race | None:
+        """Return a race for concurrent attempts; None if only one is possible. `on_start` is called with the winner
         before its head is sent."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:

@@ -93,7 +93,7 @@ class EnvoyRelay(TrackedRelay):
             attempt.ending = Ending.TIMED_OUT
             raise
 
-    def race(self, starts: Callable[[Attempt], None]) -> Race | None:
+    def race(self, on_start: Callable[[Attempt], None]) -> Race | None:
         """Return None: a gateway sends a request once, so there is no hedging."""
         return None
 

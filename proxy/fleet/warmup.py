@@ -46,7 +46,7 @@ class Warmup:
         self._clock = clock
         self._rng = rng
         self._tasks = Tasks()
-        self._warming: set[Endpoint] = set()
+        self._running: set[Endpoint] = set()
 
     async def __aenter__(self) -> Warmup:
         return self
@@ -56,8 +56,8 @@ class Warmup:
 
     def start(self, endpoint: Endpoint) -> None:
         """The pod has nothing cached. It is warmed up once at a time."""
-        if endpoint not in self._warming and self._prompts.bytes:
-            self._warming.add(endpoint)
+        if endpoint not in self._running and self._prompts.bytes:
+            self._running.add(endpoint)
             self._tasks.start(self._warm(endpoint), f"warm-up of {endpoint.name}")
 
     async def _warm(self, endpoint: Endpoint) -> None:
@@ -69,7 +69,7 @@ class Warmup:
             if sent:
                 log.info("pod %s: warmed up with %d prompts in %.1f s", endpoint.name, sent, self._clock.now() - began)
         finally:
-            self._warming.discard(endpoint)
+            self._running.discard(endpoint)
 
     async def _send_in_turn(self, endpoint: Endpoint, left: deque[PromptHead]) -> int:
         """One after the other, until nothing is left, or the pod does not take them: it has other worries then."""

@@ -307,7 +307,7 @@ class FlowControl(Admission):
         seconds = min(expires, needed) - now
         try:
             async with asyncio.timeout(seconds if seconds < math.inf else None):
-                refusal = await ticket.turn
+                refusal = await ticket.outcome
         except TimeoutError:
             if ticket in self._inside:
                 return
@@ -334,7 +334,7 @@ class QueueTicket:
     control: FlowControl
     request: InferenceRequest
     waiting: Waiting = field(init=False)
-    turn: asyncio.Future[FlowControlRefusal | None] = field(init=False)
+    outcome: asyncio.Future[FlowControlRefusal | None] = field(init=False)
     """Resolves on admission with None, or with the refusal."""
     endpoint: Endpoint | None = field(init=False, default=None)
     attempts: tuple[Attempt, ...] = field(init=False, default=())
@@ -344,7 +344,7 @@ class QueueTicket:
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
-        self.turn = asyncio.get_running_loop().create_future()
+        self.outcome = asyncio.get_running_loop().create_future()
         await self.control.enter(self)
 
     async def __aexit__(
@@ -358,11 +358,11 @@ class QueueTicket:
             raise self.control.refusal(self.waiting, evicted) from None
 
     def end_waiting(self, refusal: FlowControlRefusal | None) -> None:
-        if self.turn.done():
+        if self.outcome.done():
             return
         if refusal is None:
             self.control.let_go_on(self)
-        self.turn.set_result(refusal)
+        self.outcome.set_result(refusal)
 
     def evict(self) -> None:
         self.is_evicted = True

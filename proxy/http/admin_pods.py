@@ -93,9 +93,9 @@ class PodRoutes:
         return json_response(self._describe(endpoint))
 
     def _describe(self, endpoint: Endpoint) -> dict[str, Any]:
-        pod_tls = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}
+        reliability = {"breaker": self._breaker(endpoint), "doubts": self._fleet.ejection_reasons(endpoint)}
         age, failure = self._fleet.scrape_age(endpoint), self._fleet.scrape_failure(endpoint)
-        return {**describe(endpoint), **pod_tls, "scrapeAge": age, "scrapeFailure": failure}
+        return {**describe(endpoint), **reliability, "scrapeAge": age, "scrapeFailure": failure}
 
     def _pod(self, data: Any) -> tuple[PodSettings, str]:
         """Return the pod and the pool of the body."""

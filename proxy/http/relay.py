@@ -191,11 +191,11 @@ class ClientRelay(TrackedRelay):
 
     __slots__ = ()
 
-    def race(self, starts: Callable[[Attempt], None]) -> ResponseRace | None:
+    def race(self, on_start: Callable[[Attempt], None]) -> ResponseRace | None:
         client_request = self.client_request
         if client_request.upload is not None or client_request.wants_websocket or client_request.sent_status:
             return None
-        return ResponseRace(self, self._context, starts)
+        return ResponseRace(self, self._context, on_start)
 
     async def relay(
         self, attempt: Attempt, context: RelayContext | None = None, racing: RacingAttempt | None = None
@@ -317,14 +317,14 @@ class ResponseRace:
     """Implements `core.ports.Race`. It replaces the client's connection for all attempts. A response announces
     itself before it starts; at that moment the other attempts are ended, so none of them writes."""
 
-    def __init__(self, relay: ClientRelay, context: RelayContext, starts: Callable[[Attempt], None]) -> None:
+    def __init__(self, relay: ClientRelay, context: RelayContext, on_start: Callable[[Attempt], None]) -> None:
         self.client_request = relay.client_request
         self.winner: Attempt | None = None
         self._relay = relay
         self._context = replace(context, config=replace(context.config, retries_instead=self._retries_instead))
         self._retries_alone = context.config.retries_instead
-        self._starts = starts
-        self._attempts: list[RacingAttempt] = []
+        self._on_start = on_start
+        self._racing: list[RacingAttempt] = []
 
     def __enter__(self) -> None:
         self.client_request.connection.writer = self
@@ -336,16 +336,16 @@ class ResponseRace:
     async def relay(self, attempt: Attempt) -> None:
         self._relay.attempt = self._relay.attempt or attempt
         racing = RacingAttempt(self, attempt)
-        self._attempts.append(racing)
+        self._racing.append(racing)
         try:
             await self._relay.relay(attempt, self._context, racing)
         finally:
-            self._attempts.remove(racing)
+            self._racing.remove(racing)
 
-    def starts(self, racing: RacingAttempt) -> None:
+    def response_starts(self, racing: RacingAttempt) -> None:
         self.winner = self._relay.attempt = racing.attempt
-        self._starts(racing.attempt)
-        for other in tuple(self._attempts):
+        self._on_start(racing.attempt)
+        for other in tuple(self._racing):
             if other is not racing:
                 other.give_up()
 
@@ -378,11 +378,11 @@ class ResponseRace:
             self.client_request.connection.stop()
 
     def _writers(self) -> list[ResponseWriter]:
-        return [racing.writer for racing in self._attempts if racing.writer is not None]
+        return [racing.writer for racing in self._racing if racing.writer is not None]
 
     def _retries_instead(self, attempt: Attempt, status: int) -> bool:
         """Return whether an error response waits while another attempt may respond."""
-        return len(self._attempts) > 1 or self._retries_alone(attempt, status)
+        return len(self._racing) > 1 or self._retries_alone(attempt, status)
 
 
 class RacingAttempt:
@@ -399,9 +399,9 @@ class RacingAttempt:
     def writing_paused(self) -> bool:
         return self._connection.writing_paused
 
-    def starts(self) -> None:
+    def response_starts(self) -> None:
         """Make this attempt the one that responds."""
-        self._race.starts(self)
+        self._race.response_starts(self)
 
     def give_up(self) -> None:
         """End this attempt, because another one responds."""

@@ -490,7 +490,7 @@ class Response(Receiver):
             attempt.status = head.status
             return b""
         if self._racing is not None:
-            self._racing.starts()
+            self._racing.response_starts()
         if self._continuation is not None:
             client_request.continuation = self._continuation
         if not self._connection.request_sent:
@@ -502,7 +502,7 @@ class Response(Receiver):
         )
         client_request.sent_status = attempt.status = head.status
         ours = client_request.response_lines
-        for name, value in attempt.response_headers:  # `_racing.starts` may have added one
+        for name, value in attempt.response_headers:  # `_racing.response_starts` may have added one
             ours += header_line(name, value)
         return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 

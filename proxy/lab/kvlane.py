@@ -53,7 +53,7 @@ class VirtualRelay:
     async def relay(self, attempt: Attempt) -> None:
         await _sent(attempt)
 
-    def race(self, starts: Callable[[Attempt], None]) -> None:
+    def race(self, on_start: Callable[[Attempt], None]) -> None:
         """Allow one attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:

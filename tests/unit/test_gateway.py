@@ -78,7 +78,7 @@ class ScriptedRelay:
         self.attempts.append(attempt)
         await script(attempt)
 
-    def race(self, starts: Callable[[Attempt], None]) -> None:
+    def race(self, on_start: Callable[[Attempt], None]) -> None:
         """One attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:

@@ -87,10 +87,10 @@ class _Played:
         return io.BytesIO(self._content)
 
 
-def pass_on(source: socket.socket, sink: socket.socket, received: bytearray) -> None:
+def pass_on(source: socket.socket, target: socket.socket, received: bytearray) -> None:
     with suppress(OSError):
         while piece := source.recv(65536):
             received += piece
-            sink.sendall(piece)
+            target.sendall(piece)
     with suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+        target.shutdown(socket.SHUT_WR)

@@ -220,7 +220,7 @@ async def test_limits_of_a_reload_apply_to_the_deployment(site: Site) -> None:
     await met(site, one, two)
     await one.reload(site.settings(security=KEYS))
     assert one.serving.limits is not None
-    assert isinstance(one.serving.limits.turns, HostShares)
+    assert isinstance(one.serving.limits.shares, HostShares)
 
 
 @needs_redis

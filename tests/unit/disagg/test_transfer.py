@@ -172,7 +172,7 @@ class World:
         self._note(attempt)
         await self.scripts[attempt.endpoint.name](attempt)
 
-    def race(self, starts: Callable[[Attempt], None]) -> None:
+    def race(self, on_start: Callable[[Attempt], None]) -> None:
         """One attempt at a time."""
 
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:

@@ -56,7 +56,7 @@ async def warmup(pod: Pod, shared: int = 5) -> AsyncIterator[Warmup]:
 
 async def over(it: Warmup) -> None:
     async with asyncio.timeout(PATIENCE):
-        while it._warming:
+        while it._running:
             await asyncio.sleep(0.001)
 
 
@@ -123,7 +123,7 @@ async def test_a_pod_that_is_not_ready_gets_no_prompt() -> None:
 async def test_without_prompts_no_warm_up_starts() -> None:
     async with warmup(Pod(), shared=0) as it:
         it.start(ready())
-        assert not it._warming
+        assert not it._running
 
 
 async def test_the_end_of_the_process_ends_a_warm_up(one_at_a_time: None) -> None:

@@ -87,7 +87,7 @@ async def test_a_stored_response_has_no_fallback() -> None:
 
 
 class Authenticator(Admission):
-    """A admission that is closed to some models."""
+    """An admission that is closed to some models."""
 
     def __init__(self, *closed: str) -> None:
         self.closed = closed

@@ -34,9 +34,9 @@ GARBLED = UpstreamFailed("nonsense")
 class Race:
     """Attempts of one request. Each waits for the response of its pod: BEGINS, or the error that it fails with."""
 
-    def __init__(self, starts: Callable[[Attempt], None], responses: dict[str, asyncio.Future[Any]]) -> None:
+    def __init__(self, on_start: Callable[[Attempt], None], responses: dict[str, asyncio.Future[Any]]) -> None:
         self.winner: Attempt | None = None
-        self._starts = starts
+        self._on_start = on_start
         self._responses = responses
 
     def __enter__(self) -> None: ...
@@ -53,7 +53,7 @@ class Race:
             attempt.ending = Ending.EVICTED
             return
         self.winner, attempt.status, attempt.ending = attempt, 200, COMPLETE
-        self._starts(attempt)
+        self._on_start(attempt)
         for other in self._responses.values():
             if not other.done():
                 other.set_result(BEGINS)
@@ -129,8 +129,8 @@ class World:
         await self.hedging.around(serve_in, self._running)(self, request, Parsed("m", b"{}"), self)
         return first
 
-    def race(self, starts: Callable[[Attempt], None]) -> Race | None:
-        return Race(starts, self.responses) if self.races else None
+    def race(self, on_start: Callable[[Attempt], None]) -> Race | None:
+        return Race(on_start, self.responses) if self.races else None
 
     async def relay(self, attempt: Attempt) -> None:
         attempt.status, attempt.ending = 200, COMPLETE

@@ -15,8 +15,8 @@ LIMIT = ("key", "a", "requests")
 LONG_AGO = -math.inf
 
 
-def lets_in(turns: RoundShares, left: int, now: float) -> bool:
-    return turns.pause(LIMIT, left, now, LONG_AGO) == 0.0
+def lets_in(shares: RoundShares, left: int, now: float) -> bool:
+    return shares.pause(LIMIT, left, now, LONG_AGO) == 0.0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
@@ -26,26 +26,26 @@ def test_together_they_grant_exactly_what_is_left(workers: int, left: int) -> No
         seats = [RoundShares(workers, seat) for seat in range(workers)]
         times = [(2 * number - 0.9 + 1.8 * seat / workers + 2) * NEWS for seat in range(workers)]
         let_in = [
-            [lets_in(turns, left, now) for _ in range(left + 1)].count(True)
-            for turns, now in zip(seats, times, strict=True)
+            [lets_in(shares, left, now) for _ in range(left + 1)].count(True)
+            for shares, now in zip(seats, times, strict=True)
         ]
         assert sum(let_in) == left
         assert max(let_in) - min(let_in) <= 1
 
 
 def test_the_last_place_rotates() -> None:
-    turns = RoundShares(2, 0)
-    let_in = [lets_in(turns, 1, 2 * number * NEWS) for number in range(4)]
+    shares = RoundShares(2, 0)
+    let_in = [lets_in(shares, 1, 2 * number * NEWS) for number in range(4)]
     assert sorted(let_in[:2]) == sorted(let_in[2:]) == [False, True]
 
 
 def test_a_process_that_used_its_part_waits_for_updates_of_the_others() -> None:
-    turns, now = RoundShares(2, 0), 100.25 * NEWS
-    assert lets_in(turns, 2, now)
-    assert turns.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * NEWS)
-    assert turns.pause(("key", "b", "requests"), 2, now, now) == 0.0
+    shares, now = RoundShares(2, 0), 100.25 * NEWS
+    assert lets_in(shares, 2, now)
+    assert shares.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * NEWS)
+    assert shares.pause(("key", "b", "requests"), 2, now, now) == 0.0
     listening = 101.5 * NEWS
-    assert turns.pause(LIMIT, 2, listening, now) == 0.0, "nothing was granted for a while: no update is due"
+    assert shares.pause(LIMIT, 2, listening, now) == 0.0, "nothing was granted for a while: no update is due"
     assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - NEWS / 2) == pytest.approx(0.5 * NEWS)
 
 
@@ -56,7 +56,7 @@ async def test_a_request_beyond_the_part_waits_and_is_granted_if_no_other_used_i
         slept.append(seconds)
         world.clock.advance(seconds + 0.001)
 
-    world.limiter.turns = RoundShares(2, 0, sleep)
+    world.limiter.shares = RoundShares(2, 0, sleep)
     for _ in range(4):
         await world.ask()
     assert slept
@@ -73,7 +73,7 @@ async def test_what_others_used_meanwhile_is_not_granted() -> None:
         world.limiter.peer_spent(7, ("key", "a", "own"), 1, [0.0] * 5)
         world.clock.advance(seconds + 0.001)
 
-    world.limiter.turns = RoundShares(2, 0, sleep)
+    world.limiter.shares = RoundShares(2, 0, sleep)
     async with world.limiter.admit(world.request()):
         with pytest.raises(RateLimited, match="2 requests at the same time"):
             await world.ask()
@@ -120,7 +120,7 @@ def test_limits_without_recent_requests_use_no_memory() -> None:
 
 
 def wait_with_hosts(hosts: int, world: World) -> list[float]:
-    """Return the list that collects how long requests wait for their turns."""
+    """Return the list that collects how long requests wait for their shares."""
     slept = list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -129,8 +129,8 @@ def wait_with_hosts(hosts: int, world: World) -> list[float]:
 
     world.limiter.set_worker(1, 0, NEWS_OF_HOSTS)
     world.limiter.set_hosts(hosts)
-    assert isinstance(world.limiter.turns, HostShares)
-    world.limiter.turns.sleep = sleep
+    assert isinstance(world.limiter.shares, HostShares)
+    world.limiter.shares.sleep = sleep
     return slept
 
 
@@ -138,7 +138,7 @@ async def test_with_very_many_hosts_waits_are_short() -> None:
     """Each time that it is this process's turn another request of it is quicker."""
     world = World(requests_per_minute=60)
     slept = wait_with_hosts(1000, world)
-    parts, alone = world.limiter.turns, world.limiter.turns.sleep  # type: ignore[union-attr]
+    parts, alone = world.limiter.shares, world.limiter.shares.sleep  # type: ignore[union-attr]
     assert isinstance(parts, HostShares)
 
     async def sleep(seconds: float) -> None:
@@ -169,7 +169,7 @@ def test_limits_are_divided_while_other_processes_are_known() -> None:
     limiter.set_worker(2, 0, NEWS_OF_HOSTS)
     for hosts in (1, 3, 2, 1):
         limiter.set_hosts(hosts)
-        kinds.append((type(limiter.turns), getattr(limiter.turns, "processes", 0)))
+        kinds.append((type(limiter.shares), getattr(limiter.shares, "processes", 0)))
     assert kinds == [(RoundShares, 0), (HostShares, 6), (HostShares, 4), (RoundShares, 0)]
     limiter.set_worker(1, 0, NEWS_OF_HOSTS)
-    assert limiter.turns is None
+    assert limiter.shares is None
