@@ -37,6 +37,12 @@ _SIZE_UNITS = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kKMGTP]|[KMGTP]i)B?")
 
 
+def check_path(path: str) -> None:
+    """Raise ValueError, for the key `path`, if the path of a URL does not start with a slash."""
+    if not path.startswith("/"):
+        raise ValueError(f"path: {path!r} must start with /")
+
+
 def parse_duration(text: str) -> Duration:
     """Return seconds. Raise ValueError with an example."""
     parts = _DURATION.findall(text)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, PodTls
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Duration, param
+from proxy.core.params import Duration, check_path, param
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.kubernetes.settings import ApiServer
 from proxy.telemetry.exposition import parse_spec
@@ -136,6 +136,9 @@ class DcgmSettings:
         None, "time between two scrapes of the exporter; null: scrape it whenever the pod is scraped", more_than=0
     )
 
+    def __post_init__(self) -> None:
+        check_path(self.path)
+
     def url_of(self, endpoint: Endpoint) -> str:
         host = bracketed(urlsplit(endpoint.url).hostname or "")
         if self.on_node:
@@ -168,8 +171,12 @@ class RefreshSettings:
         return f"{self.scheme or parts.scheme}://{bracketed(parts.hostname or '')}:{port}{self.path}"
 
     def __post_init__(self) -> None:
+        check_path(self.path)
         for text in self.attributes.values():
-            parse_spec(text)
+            try:
+                parse_spec(text)
+            except ValueError as error:
+                raise ValueError(f"attributes: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

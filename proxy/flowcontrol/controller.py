@@ -405,7 +405,7 @@ class DrainRate:
 
 
 COLD = 0.02
-"""Used share of the KV cache below which a pod counts as idle."""
+"""Used share of the KV cache below which a pod counts as idle. With requests in flight, 0 means unknown."""
 
 
 @dataclass(eq=False)
@@ -453,7 +453,7 @@ def would_miss(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool
     wanted, forecast = objectives(request), request.state.read(LATENCY)
     if wanted is None or forecast is None:
         return False
-    if any(endpoint.load.requests == 0 or endpoint.view.kv_usage < COLD for endpoint in endpoints):
+    if any(endpoint.load.requests == 0 or 0.0 < endpoint.view.kv_usage < COLD for endpoint in endpoints):
         return False
     return not any(min(headrooms) >= 0.0 for headrooms in wanted.headrooms(forecast, endpoints))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxy.core.params import Duration, param
+from proxy.core.params import Duration, check_path, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,10 @@ class HealthSettings:
         "time without progress of any counter, while requests wait, after which the engine of a pod counts as hung",
         more_than=0,
     )
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            check_path(self.path)
 
 
 @dataclass(frozen=True, slots=True)

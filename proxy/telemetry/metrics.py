@@ -130,7 +130,7 @@ class Family(Generic[C]):
     @property
     def is_of_host(self) -> bool:
         """Whether this is a gauge that has the same value in every process of a host."""
-        return self.kind == "gauge" and self.name.startswith(HOST_GAUGES)
+        return self.kind == "gauge" and self.name.startswith(HOST_GAUGES) and self.name not in WORKER_GAUGES
 
     def empty(self, *labels: str) -> Family[C]:
         """Return the family without cells and with these further labels."""
@@ -161,7 +161,10 @@ PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04,
 HOST_GAUGES = tuple(
     PREFIX + name for name in ("endpoint_", "pool_", "workers", "build_info", "config_", "replicas_", "autoscale_")
 )
-"""Prefixes of the names of gauges that have the same value in every process of a host."""
+"""Prefixes of the names of gauges that have the same value in every process of a host, except WORKER_GAUGES."""
+
+WORKER_GAUGES = (PREFIX + "endpoint_prefix_prediction_error_ratio",)
+"""Gauges about pods that each worker learns by itself."""
 
 SUPERVISOR = "supervisor"
 """The value of the label `worker` for the supervisor's own gauges."""

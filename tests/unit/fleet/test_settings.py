@@ -120,8 +120,13 @@ def test_indistinguishable_pods_are_refused() -> None:
 
 def test_an_attribute_that_is_not_a_metric_is_refused() -> None:
     (fault,) = faults({"refresh": {"attributes": {"temp": "gpu{"}}})
-    assert fault.startswith("pods.refresh: ")
+    assert fault.startswith("pods.refresh.attributes: ")
     assert "closing brace" in fault
+
+
+def test_a_path_of_metrics_must_start_with_a_slash() -> None:
+    assert faults({"refresh": {"path": "metrics"}}) == ["pods.refresh.path: 'metrics' must start with /"]
+    assert faults({"refresh": {"dcgm": {"path": ""}}}) == ["pods.refresh.dcgm.path: '' must start with /"]
 
 
 def test_settings_of_a_dns_name_apply_to_each_of_its_pods() -> None:

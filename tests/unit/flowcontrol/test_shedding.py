@@ -175,6 +175,10 @@ class TestMissedObjectives:
         assert refused(self.SETTINGS, incoming, pods(3, 3)) is is_refused
         assert not refused(self.SETTINGS, request(0, Forecast(ttft, tpot), **headers), pods(3, 3))
 
+    def test_a_busy_pod_that_does_not_report_its_kv_usage_is_not_idle(self) -> None:
+        incoming = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})
+        assert refused(self.SETTINGS, incoming, pods(3, 3, kv_usage=0.0))
+
     @pytest.mark.parametrize("idle", [{"in_flight": 0}, {"kv_usage": 0.01}])
     def test_an_idle_pod_accepts_anything(self, idle: dict[str, Any]) -> None:
         incoming = request(-1, Forecast(9.0, 9.0), **{"x-slo-ttft-ms": "500"})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.core import params
+from proxy.core.errors import ConfigError
 from proxy.reliability.settings import ReliabilitySettings, warnings
 
 
@@ -38,3 +39,8 @@ def test_the_defaults_have_no_warnings(pods: int) -> None:
 )
 def test_an_unreachable_threshold_is_warned_of(sections: dict[str, Any], path: str) -> None:
     assert any(warning.startswith(f"reliability.{path}: ") for warning in warned(**sections))
+
+
+def test_a_path_of_health_checks_must_start_with_a_slash() -> None:
+    with pytest.raises(ConfigError, match=r"health\.path: 'healthz' must start with /"):
+        warned(health={"path": "healthz"})

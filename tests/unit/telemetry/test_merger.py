@@ -78,6 +78,16 @@ async def test_gauges_of_the_fleet_come_from_the_supervisor() -> None:
     assert running == {("kvlane_endpoint_running_requests", (("endpoint", "a"),)): 7}
 
 
+async def test_gauges_that_each_worker_learns_about_pods_have_a_label() -> None:
+    learnt = Catalogue("1")
+    learnt.index_error.cell("a").value = 0.25
+    values = await merged((sent(learnt), "0"), (dump(), "1"), (dump(), SUPERVISOR))
+    name = "kvlane_endpoint_prefix_prediction_error_ratio"
+    assert {key: value for key, value in values.items() if key[0] == name} == {
+        (name, (("endpoint", "a"), ("worker", "0"))): 0.25
+    }
+
+
 async def test_counts_of_stopped_workers_stay_in_the_sums() -> None:
     kept = Merged(Catalogue("1"))
     kept.add_counts(dump(3, (0.1,), lag=1.0))
