@@ -363,7 +363,7 @@ class _Build:
             process.clock,
             process.random,
             process.tasks,
-            process.catalogue.handed_over.cell,
+            process.catalogue.disagg_requests.cell,
             self.settings.security.expose_endpoint,
         )
 

@@ -1,4 +1,4 @@
-"""A pod as the scheduler sees it: identity, last scrape, and the load that this proxy has put on it since."""
+"""A pod as the scheduler sees it: identity, last scrape, and the requests in flight."""
 
 from __future__ import annotations
 

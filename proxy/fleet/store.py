@@ -50,7 +50,7 @@ class Fleet(NamedModels):
     Hooks are called in the tick of the change. A hook that fails is logged; the change stands.
 
     on_ready      the pod responded, for the first time or again after it refused connections
-    on_restarted  the pod lost its memory: forget what was known of its caches
+    on_restarted  the pod lost its caches, by a restart or asleep: forget what was known of them; called for each rank
     on_removed    the pod is gone for good: forget it
     on_missed     a scrape of the pod failed
     on_moved      the state of the pod changed

@@ -1,1 +1,2 @@
-"""The built-in plugins, one file each. The registry finds a plugin type by its file."""
+"""The built-in plugins, one file each. The registry imports every file here and takes the classes marked with
+`@plugin`."""

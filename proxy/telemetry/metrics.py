@@ -110,7 +110,8 @@ class Family(Generic[C]):
     """The cells by their label values."""
 
     def cell(self, *values: str) -> C:
-        """Return the cell of these label values; create it if it is missing. Do not call this for every request."""
+        """Return the cell of these label values; create it if it is missing. Where the label values
+        are known in advance, keep the cell: this costs a lookup per call."""
         cell = self.cells.get(values)
         if cell is None:
             if len(values) != len(self.labels):
@@ -338,7 +339,7 @@ class Catalogue:
             "latency_prediction_error_ratio",
             "Mean of |predicted - measured| over the mean of recent times to first token; 0 for fewer than 20.",
         )
-        self.scorer_faults = counter(
+        self.plugin_faults = counter(
             "scorer_faults",
             "Calls of plugins that raised an error or returned an unusable value.",
             ("plugin", "fault"),
@@ -366,7 +367,7 @@ class Catalogue:
         )
 
         # prefill on one pod, decode on another
-        self.handed_over = counter(
+        self.disagg_requests = counter(
             "disagg_requests",
             "Requests of a profile with prefill and decode stages, by result: split, or the reason against.",
             ("result",),

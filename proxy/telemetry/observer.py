@@ -318,7 +318,7 @@ class Observer(Listener):
         self._requests.append((called, self._now(), status, outcome, sent, last))
 
     def plugin_fault(self, plugin: str, fault: str) -> None:
-        self._catalogue.scorer_faults.cell(plugin, fault).value += 1
+        self._catalogue.plugin_faults.cell(plugin, fault).value += 1
 
     def plugin_took(self, point: str, plugin_type: str, name: str, seconds: float) -> None:
         self._catalogue.plugin_seconds.cell(point, plugin_type, name).observe(seconds)

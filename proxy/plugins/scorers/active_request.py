@@ -1,4 +1,4 @@
-"""Prefer pods with fewer requests of this proxy in flight."""
+"""Prefer pods with fewer requests in flight, counted over all proxies of the deployment."""
 
 from __future__ import annotations
 

@@ -17,4 +17,4 @@ class KvCacheUtilizationScorer(Scorer):
     """1 - KV cache usage."""
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
-        return [1.0 - endpoint.metrics.kv_usage for endpoint in endpoints]
+        return [1.0 - endpoint.view.kv_usage for endpoint in endpoints]
