@@ -72,7 +72,7 @@ def test_a_scorer_is_found_and_decides(tmp_path: Path) -> None:
 
 def test_a_setting_is_checked_and_described(tmp_path: Path) -> None:
     copy = Copy(tmp_path, "Add a setting")
-    assert "| `timedCalls` | integer | `64` | Measure" in copy.kvlane("check", "--reference")
+    assert "| `timedCalls` | integer | `64` | one call" in copy.kvlane("check", "--reference")
     wrong = copy.checked({"telemetry": {"timedCalls": 0}})
     assert wrong.returncode == 2
     assert "telemetry.timedCalls: " in wrong.stderr
