@@ -272,6 +272,11 @@ class EnvoyConnection(End):
         paused before the start."""
         self._frames = GrpcFrames()
         self._leaving = self._sent = False
+        self._has_settings = False
+        """Whether gRPC's settings were sent to the gateway."""
+        self._has_acknowledged = False
+        """Whether the gateway has sent something after them. A GOAWAY that arrives together with the settings leaves
+        gRPC's client library waiting on the connection until it is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -282,6 +287,7 @@ class EnvoyConnection(End):
         if self.other is None:
             self._early += data
         else:
+            self._has_acknowledged = self._has_settings
             self.other.write(data)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -289,12 +295,13 @@ class EnvoyConnection(End):
         self._front.open.discard(self)
 
     def ask_to_leave(self) -> None:
-        """Send GOAWAY after the current frame."""
-        self._leaving = True
-        if not self._sent and self._frames.is_between:
+        """Send GOAWAY after the current frame, once the gateway has acknowledged the settings. Call it repeatedly."""
+        self._leaving = self._has_acknowledged
+        if self._leaving and not self._sent and self._frames.is_between:
             self._send_go_away()
 
     def write(self, data: bytes) -> None:
+        self._has_settings = True
         if not self._sent:
             at = self._frames.passed(data, self._leaving)
             super().write(data[:at])

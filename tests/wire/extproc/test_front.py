@@ -86,8 +86,8 @@ async def test_an_insertion_within_a_frame_waits_for_its_end(tmp_path: Path) -> 
     start = BETWEEN[1] + 20
     async with before(tmp_path / "s", stream[:start]) as (one, inside):
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
-        writer.write(b"hello")
         assert await reader.readexactly(start) == stream[:start]
+        writer.write(b"acknowledged")
         leaving = asyncio.ensure_future(one.leave(20.0, lambda: True))
         within = await inside.get()
         await asyncio.sleep(3 * CHECK_INTERVAL)
@@ -95,6 +95,23 @@ async def test_an_insertion_within_a_frame_waits_for_its_end(tmp_path: Path) -> 
         sent = stream[start : BETWEEN[2]] + GO_AWAY + stream[BETWEEN[2] :]
         assert await reader.readexactly(len(sent)) == sent
         assert not leaving.done(), "it is served until it goes"
+        writer.close()
+        async with asyncio.timeout(PATIENCE):
+            await leaving
+
+
+async def test_a_gateway_that_has_not_acknowledged_the_settings_gets_no_goaway(tmp_path: Path) -> None:
+    """gRPC's client library would wait on that connection without sending its request."""
+    async with before(tmp_path / "s", FRAMES[0]) as (one, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(b"sent before the settings arrive")
+        leaving = asyncio.ensure_future(one.leave(20.0, lambda: True))
+        assert await reader.readexactly(len(FRAMES[0])) == FRAMES[0]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5 * CHECK_INTERVAL):
+                await reader.readexactly(1)
+        writer.write(b"acknowledged")
+        assert await reader.readexactly(len(GO_AWAY)) == GO_AWAY
         writer.close()
         async with asyncio.timeout(PATIENCE):
             await leaving
