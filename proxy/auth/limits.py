@@ -85,7 +85,9 @@ class RateLimiter(Admission):
         """Raise RateLimited, unless the limits are a shadow."""
         self._limited(meter.kind, meter.name, meter.limits.shadow)
         if not meter.limits.shadow:
-            message = f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {shortage.seconds:.0f} s."
+            message = (
+                f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {math.ceil(shortage.seconds)} s."
+            )
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
     async def wait_for_share(self, shares: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> None:

@@ -6,6 +6,7 @@ Messages say what to do and never contain the URL of a pod.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -223,6 +224,12 @@ class AllFailed(BadGateway):
     """All attempts failed before a response started, so the client can send the request again."""
 
 
+class AllSaturated(AllFailed, status=429, code="saturated", reason=Reason.SATURATED):
+    """The last pod that was tried responded with 429. `retry_after` is the pod's, if it sent one."""
+
+    retry_after: float = 1.0
+
+
 NO_POD = "No pod is ready. Retry shortly."
 
 
@@ -253,7 +260,7 @@ class SuspectedPoison(
     """The request is quarantined. Clients retry a 503 by themselves, so this one tells them not to."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"Pods crashed while serving this request. It is refused for {seconds:.0f} s.")
+        super().__init__(f"Pods crashed while serving this request. It is refused for {math.ceil(seconds)} s.")
 
 
 class GatewayTimeout(RequestError, status=504, code="upstream_timed_out", reason=Reason.UPSTREAM_TIMED_OUT):

@@ -467,7 +467,7 @@ class Response(Receiver):
                 self._client_request.transport.write(out)
         if meter.marks:
             self._attempt.chunks -= 1  # the last one only says that there are no more
-        self.failed(UpstreamFailed("it ended the stream before the response"))
+        self.failed(UpstreamFailed("it ended the stream before the response was complete"))
         meter.pop()
 
     def _declined(self, head: ResponseHead, beginning: bytes) -> UpstreamFailed | None:

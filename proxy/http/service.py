@@ -185,6 +185,8 @@ class Service(Generic[C]):
                 relay.end(error)
             else:
                 outcome = error.reason
+                if outcome is INTERNAL:
+                    log.error("request %s failed: %s", client_request.id, error.message)
                 self.refuse(client_request, error)
         except CancelledError:
             outcome = self._cancelled(client_request, relay)

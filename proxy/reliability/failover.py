@@ -15,6 +15,7 @@ from proxy.core.attempt import CRASHES, UPSTREAM_FAILED, Attempt, Crashes, crash
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
+    AllSaturated,
     BadGateway,
     ConnectFailed,
     Declined,
@@ -429,6 +430,9 @@ def _gave_up(attempt: Attempt, error: UpstreamFailed) -> RequestError:
         failure = UnknownModel(attempt.request.model)
     elif isinstance(error, UpstreamTimedOut):
         failure = GatewayTimeout(f"No pod responded in time; tried {tried}.")
+    elif isinstance(error, Declined) and error.status == TOO_MANY_REQUESTS and not has_started:
+        failure = AllSaturated(f"No pod has capacity; tried {tried}. Retry shortly.")
+        failure.retry_after = error.retry_after or failure.retry_after
     elif has_started:
         failure = BadGateway(f"No pod continued the response; tried {tried}.")
     else:

@@ -15,7 +15,11 @@ class Timeouts:
     when it is complete, so only `request` bounds it."""
 
     connect: Duration = param(Duration(2.0), "time to establish a connection to a pod", more_than=0)
-    first_byte: Duration = param(Duration(300.0), "time from the request to the first byte of a stream", more_than=0)
+    first_byte: Duration = param(
+        Duration(300.0),
+        "time from sending an attempt to a pod to the first byte of a stream; it starts again with each retry",
+        more_than=0,
+    )
     idle: Duration = param(Duration(60.0), "time between two chunks of a stream", more_than=0)
     request: Duration = param(Duration(1800.0), "total time of a request, unless the client requests less", more_than=0)
 

@@ -14,6 +14,7 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import (
     AllFailed,
+    AllSaturated,
     BadGateway,
     ConnectRefused,
     Declined,
@@ -25,7 +26,7 @@ from proxy.core.errors import (
     UpstreamTimedOut,
 )
 from proxy.core.ports import IDENTITY, Identity, ManualClock
-from proxy.core.request import InferenceRequest, Prompt
+from proxy.core.request import InferenceRequest, Naming, Prompt
 from proxy.core.tasks import Tasks
 from proxy.models.resolver import with_fresh_state
 from proxy.reliability.failover import MOST, Failover, Poison, RetryBudget
@@ -89,6 +90,11 @@ class World:
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.clock.advance(seconds)
+
+
+def _with_fallback(attempt: Attempt) -> Attempt:
+    request = InferenceRequest("r", "/", "m", naming=Naming("m", ("n",)))
+    return Attempt(request, attempt.decision, attempt.endpoint, 0, attempt.started_at)
 
 
 async def test_the_next_in_rank_is_tried_and_no_pod_twice_while_others_are_left() -> None:
@@ -238,6 +244,14 @@ def test_the_last_possible_response_is_passed_on() -> None:
     update(world.pods[1], state=EndpointState.DRAINING)
     assert not world.failover.retries_instead(world.first(), 503)
     assert not World(on=("connect", "502")).failover.retries_instead(World().first(), 503)
+
+
+async def test_a_pods_429_that_was_withheld_for_a_fallback_model_stays_429() -> None:
+    world = World("a")
+    first = world.first()
+    with pytest.raises(AllSaturated) as caught:
+        await world.failover.next_attempt(_with_fallback(first), Declined(429, 7.0))
+    assert (caught.value.status, caught.value.retry_after) == (429, 7.0)
 
 
 async def test_a_response_is_withheld_only_with_a_retry_that_no_other_request_takes() -> None:
