@@ -151,7 +151,7 @@ async def test_an_unwritable_path_costs_lines_and_no_request(
                 await asyncio.sleep(0.05)
             await until_lost(s, 3)
     result = [record.getMessage() for record in caplog.records if "the record" in record.getMessage()]
-    assert len([message for message in result if "cannot be written" in message]) == 1
+    assert len([message for message in result if "failed to write" in message]) == 1
 
 
 async def until_lost(s: Stack, count: int) -> None:
