@@ -144,7 +144,7 @@ class EnvoyRelay(TrackedRelay):
                 while kind not in ("response_headers", "response_body"):
                     kind, message = await self._stream.next()
         except TimeoutError:
-            raise UpstreamTimedOut("the gateway had no response before the deadline of the request") from None
+            raise UpstreamTimedOut("Envoy had no response before the deadline of the request") from None
         return message
 
     def _judge(self, head: Any, attempt: Attempt) -> None:
@@ -161,7 +161,7 @@ class EnvoyRelay(TrackedRelay):
         same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
         responder = self._addresses.at(address, same_rank)
         if responder is not None:
-            raise TriedByEnvoy("the gateway went on to another pod", responder)
+            raise TriedByEnvoy("Envoy went on to another pod", responder)
 
     async def _pass(self, head: Any, attempt: Attempt) -> None:
         client_request, stream = self._gateway_request, self._stream
@@ -272,7 +272,7 @@ def _status(text: str) -> int:
     """Return the status. Raise BadGateway for an invalid one."""
     if text.isascii() and text.isdigit() and len(text) == len("200"):
         return int(text)
-    raise BadGateway("The gateway passed a response on that has no valid status.")
+    raise BadGateway("Envoy passed on a response that has no valid status.")
 
 
 BY_POD = "via_upstream"
@@ -285,9 +285,9 @@ NOT_REACHED = ("no_healthy_upstream", "connection_failure", "connection_timeout"
 def failure(details: str) -> UpstreamFailed | BadGateway | GatewayTimeout:
     """Return the error for a response of the gateway itself, from its response code details."""
     if "{overflow" in details:
-        return EnvoyOverflow(f"the gateway has reached a limit: {details}")
+        return EnvoyOverflow(f"a circuit breaker of Envoy is open: {details}")
     if any(each in details for each in NOT_REACHED):
-        return TriedByEnvoy(f"the gateway has no connection: {details}", None)
+        return TriedByEnvoy(f"Envoy has no connection to the pod: {details}", None)
     if "timeout" in details or "max_stream_duration" in details:
         return GatewayTimeout("The pod did not respond in time.")
     return BadGateway("The pod closed the connection, or sent no valid response; retry shortly.")

@@ -89,7 +89,7 @@ def fields_of(headers: Any) -> dict[str, str]:
 QUEUED = 64
 """Largest number of queued messages; beyond that the gateway waits."""
 
-LARGER = "The request body is larger than what the gateway holds back to ask where it goes."
+LARGER = "The request body is larger than the buffer of Envoy (request_body_mode BUFFERED)."
 
 GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
 """Errors of writes to a stream that has ended."""
@@ -156,7 +156,7 @@ class Stream:
         if self.request_mode in WHOLE:
             await self.write(go_on(self.kind))
         elif self.request_mode != FULL_DUPLEX_STREAMED:
-            raise RequestError("The gateway must send bodies: request_body_mode FULL_DUPLEX_STREAMED or BUFFERED.")
+            raise RequestError("Envoy sends no bodies: set request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED.")
         last = False
         while not last:
             kind, message = await self.next()
@@ -182,7 +182,7 @@ def _instead_of_a_body(kind: str, message: Any) -> RequestError:
     if status == "408":
         return BodyTimeout(BODY_LATE)
     if status.startswith("5"):
-        return BadGateway("The gateway gave the request up before its body was complete; retry shortly.")
+        return BadGateway("Envoy gave up the request before its body was complete; retry shortly.")
     return BadRequest(f"{kind} came before the end of the request's body")
 
 
@@ -211,7 +211,7 @@ class StreamedBodyReader:
     async def read(self, client_request: EnvoyRequest) -> None:
         """Read the body. Raise BadRequest, BodyTooLarge, BodyTimeout or Saturated."""
         if "upgrade" in client_request.headers:
-            raise BadRequest("Upgrades are not supported through a gateway; connect to kvlane directly.")
+            raise BadRequest("Upgrades are not supported behind Envoy; connect to kvlane directly.")
         pieces: list[bytes] = []
         await self._reserve(client_request, _declared(client_request))
         body, size = aiter(client_request.stream.body()), 0
