@@ -97,6 +97,15 @@ async def test_a_failed_request_costs_no_tokens(status: int | None) -> None:
     await world.ask(tokens=50, max_tokens=50)
 
 
+async def test_the_message_and_the_header_name_the_same_whole_seconds() -> None:
+    world = World(requests_per_minute=1)
+    await world.ask()
+    world.clock.advance(59.7)
+    with pytest.raises(RateLimited, match=r"Retry in 1 s\.") as refused:
+        await world.ask()
+    assert 0.0 < refused.value.retry_after < 1.0
+
+
 async def test_a_request_that_reached_no_pod_costs_nothing() -> None:
     world = World(requests_per_minute=1, tokens_per_minute=100, concurrent_requests=1)
     for _ in range(3):

@@ -367,13 +367,14 @@ async def test_a_buffered_body_is_requested_and_then_replied_to() -> None:
 
 
 @pytest.mark.parametrize("mode", [NONE, STREAMED])
-async def test_a_gateway_that_sends_no_whole_bodies_is_refused(mode: int) -> None:
+async def test_a_gateway_that_sends_no_whole_bodies_is_refused(mode: int, caplog: pytest.LogCaptureFixture) -> None:
     async with gateway() as (_, channel):
         one = talk(channel)
         await one.head(mode)
         reply = (await one.hear()).immediate_response
         assert reply.status.code == 500
         assert b"request_body_mode" in reply.body
+        assert "failed: Envoy sends no bodies" in caplog.text
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_arrives() -> None:
