@@ -106,12 +106,14 @@ class Family(Generic[C]):
     help: str
     labels: tuple[str, ...]
     make: Callable[[], C]
+    is_of_worker: bool = False
+    """Whether it is a gauge that each worker learns by itself, although its name starts as in HOST_GAUGES."""
     cells: dict[tuple[str, ...], C] = field(init=False, default_factory=dict)
     """The cells by their label values."""
 
     def cell(self, *values: str) -> C:
-        """Return the cell of these label values; create it if it is missing. Where the label values
-        are known in advance, keep the cell: this costs a lookup per call."""
+        """Return the cell of these label values; create it if it is missing. Where the label values are known in
+        advance, keep the cell: this costs a lookup per call."""
         cell = self.cells.get(values)
         if cell is None:
             if len(values) != len(self.labels):
@@ -131,11 +133,11 @@ class Family(Generic[C]):
     @property
     def is_of_host(self) -> bool:
         """Whether this is a gauge that has the same value in every process of a host."""
-        return self.kind == "gauge" and self.name.startswith(HOST_GAUGES) and self.name not in WORKER_GAUGES
+        return self.kind == "gauge" and self.name.startswith(HOST_GAUGES) and not self.is_of_worker
 
     def empty(self, *labels: str) -> Family[C]:
         """Return the family without cells and with these further labels."""
-        return Family(self.name, self.kind, self.help, (*self.labels, *labels), self.make)
+        return Family(self.name, self.kind, self.help, (*self.labels, *labels), self.make, self.is_of_worker)
 
     def slices(self, cells_at_once: int) -> Iterator[Metric]:
         """Yield the family in pieces; at least one, so that help and type are always exposed."""
@@ -162,10 +164,7 @@ PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04,
 HOST_GAUGES = tuple(
     PREFIX + name for name in ("endpoint_", "pool_", "workers", "build_info", "config_", "replicas_", "autoscale_")
 )
-"""Prefixes of the names of gauges that have the same value in every process of a host, except WORKER_GAUGES."""
-
-WORKER_GAUGES = (PREFIX + "endpoint_prefix_prediction_error_ratio",)
-"""Gauges about pods that each worker learns by itself."""
+"""Prefixes of the names of gauges that have the same value in every process of a host, unless `is_of_worker`."""
 
 SUPERVISOR = "supervisor"
 """The value of the label `worker` for the supervisor's own gauges."""
@@ -318,6 +317,7 @@ class Catalogue:
             "endpoint_prefix_prediction_error_ratio",
             "Mean of |predicted - reported| cached tokens over the prompt tokens of the pod's latest responses.",
             ("endpoint",),
+            is_of_worker=True,
         )
         self.index_pairs = gauge(
             "prefix_index_blocks", "Blocks in the prefix index; a block counts for every pod that has it."
@@ -593,8 +593,10 @@ class Catalogue:
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Family[Counter]:
         return self._add(Family(PREFIX + name, "counter", help_text, labels, Counter))
 
-    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Family[Gauge]:
-        return self._add(Family(PREFIX + name, "gauge", help_text, labels, Gauge))
+    def _gauge(
+        self, name: str, help_text: str, labels: tuple[str, ...] = (), *, is_of_worker: bool = False
+    ) -> Family[Gauge]:
+        return self._add(Family(PREFIX + name, "gauge", help_text, labels, Gauge, is_of_worker))
 
     def _histogram(
         self, name: str, help_text: str, labels: tuple[str, ...], bounds: Iterable[float]
