@@ -81,7 +81,7 @@ class Peers:
         self.changed: Callable[[], None] = lambda: None
         self._numbers = count(FIRST_NUMBER)
         self._peers: dict[bytes, Peer] = {}
-        self._members: Counter[bytes] = Counter()
+        self._processes: Counter[bytes] = Counter()
         """The number of processes by host."""
 
     @property
@@ -139,17 +139,17 @@ class Peers:
 
     def forget(self, peer: Peer) -> None:
         if self._peers.pop(peer.id, None) is not None:
-            self._members[peer.host] -= 1
-            if not self._members[peer.host]:
-                del self._members[peer.host]
+            self._processes[peer.host] -= 1
+            if not self._processes[peer.host]:
+                del self._processes[peer.host]
             self._gone(peer.number)
             self.changed()
 
     def _add(self, id: bytes, now: float) -> Peer:
         is_local, host = id.startswith(self._host), id[:HOST_BYTES]
-        if self._members[host] >= MOST_PEERS or (host not in self._members and len(self._members) > MOST_HOSTS):
+        if self._processes[host] >= MOST_PEERS or (host not in self._processes and len(self._processes) > MOST_HOSTS):
             raise InvalidMessage(f"there are {MOST_HOSTS} other hosts, or {MOST_PEERS} processes of the host, already")
-        self._members[host] += 1
+        self._processes[host] += 1
         peer = self._peers[id] = Peer(id, peer_number(id) if is_local else next(self._numbers), is_local, now)
         self.changed()
         return peer

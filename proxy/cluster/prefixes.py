@@ -52,11 +52,11 @@ class Journal:
     def get(self, key: Key) -> bytes | None:
         return self._entries.get(key)
 
-    def nearest(self, pod: int, chain: Chain, length: int, at: int, way: Sequence[Holding]) -> bytes:
+    def nearest(self, pod: int, chain: Chain, length: int, at: int, path: Sequence[Holding]) -> bytes:
         """Return the chain that all processes know and that this one continues, or b"". If the prompt is the next turn
         of a conversation, `known` has the chain at `at`; otherwise it may end at one of the last segments."""
         end = length
-        for holding in way[: -NEAR - 1 : -1]:
+        for holding in path[: -NEAR - 1 : -1]:
             end -= len(holding.segment.hashes)
             if 0 < end < at:
                 found = self.known.get((pod, chain[end - 1]))
@@ -348,15 +348,15 @@ class SharedIndex(PrefixIndex, Shared):
             if reservation.pod.retired:  # others would add it to the successor
                 continue
             position, pod = positions[reservation.pod]
-            for chain, length, at, way in reservation.spans:
+            for chain, length, at, path in reservation.spans:
                 if not length:
                     continue
                 number += 2
                 known = known_of((pod, chain[at - 1]))
                 if known is None or len(known) != 8 * at:
-                    known = self._journal.nearest(pod, chain, length, at, way)
+                    known = self._journal.nearest(pod, chain, length, at, path)
                     at = len(known) >> 3
-                last = way[-1].segment.hashes  # usually all that is not known
+                last = path[-1].segment.hashes  # usually all that is not known
                 published = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
                 if known:
                     at -= 1
