@@ -15,7 +15,7 @@ import click
 import orjson
 import yaml
 
-from proxy.cli.options import config_option, write
+from proxy.cli.options import config_option, output_option, write
 from proxy.config.load import load as load_settings
 from proxy.core.endpoint import DEFAULT_POOL
 from proxy.core.params import parse_duration
@@ -305,7 +305,7 @@ def _table(columns: Mapping[str, Mapping[str, float]]) -> str:
 @click.option(
     "--trials", type=click.IntRange(1), default=40, help="Number of random candidates at the start.  [default: 40]"
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the patch.  [default: standard output]")
+@output_option
 def tune(config: Path | None, objective: str, trials: int, output: Path | None, **about: Any) -> None:
     """Search for better weights of the scorers, and parameters of the latency scorer, on recorded requests.
 
