@@ -226,9 +226,9 @@ PROGRAM_AWARE = "program-aware-fairness"
 
 @dataclass(frozen=True, slots=True)
 class FullPod:
-    queue_depth_threshold: int = param(5, "waiting requests of a pod that is full", at_least=1)
+    queue_depth_threshold: int = param(5, "number of waiting requests at which a pod is full", at_least=1)
     kv_cache_util_threshold: float = param(
-        0.8, "used share of the KV cache of a pod that is full", more_than=0, at_most=1
+        0.8, "used share of the KV cache at which a pod is full", more_than=0, at_most=1
     )
 
     def limits(self) -> dict[str, Any]:
@@ -249,8 +249,8 @@ class UtilizationDetector(FullPod):
 @dataclass(frozen=True, slots=True)
 class ConcurrencyDetector:
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = param("requests", "what is counted")
-    max_concurrency: int = param(100, "requests in flight on a pod that is full", at_least=1)
-    max_token_concurrency: int = param(1_000_000, "uncached prompt tokens in flight on a pod that is full", at_least=1)
+    max_concurrency: int = param(100, "number of requests in flight at which a pod is full", at_least=1)
+    max_token_concurrency: int = param(1_000_000, "uncached prompt tokens in flight at which a pod is full", at_least=1)
     headroom: float = param(0.0, "accepted and without effect: pods are not filtered by it", at_least=0)
     in_flight_load_producer_name: str = param("", "accepted and without effect: the proxy counts by itself")
 
@@ -303,8 +303,8 @@ class ReflectiveCeiling:
 
 @dataclass(frozen=True, slots=True)
 class Probability(FullPod):
-    power: float = param(5.0, "of the saturation, on which the chance to be refused depends", more_than=0)
-    k: float = param(300.0, "factor of it", more_than=0)
+    power: float = param(5.0, "exponent of the saturation in the probability of a refusal", more_than=0)
+    k: float = param(300.0, "factor of the probability", more_than=0)
 
     def shedding(self) -> dict[str, Any]:
         return {"byLoad": {**self.limits(), "power": self.power, "k": self.k}}
@@ -321,13 +321,13 @@ class LatencyObjectives:
 @dataclass(frozen=True, slots=True)
 class ProgramAware:
     strategy: Literal["las"] = param("las", "least attained service, the only one there is")
-    las_weight_service: float = param(0.8, "of how little a tenant has had", at_least=0)
-    las_weight_head_wait: float = param(0.2, "of how long its first request waits", at_least=0)
+    las_weight_service: float = param(0.8, "weight of how little service a tenant received", at_least=0)
+    las_weight_head_wait: float = param(0.2, "weight of how long the first request of a tenant has waited", at_least=0)
     las_half_life_seconds: float = param(
-        60.0, "after which what it has had counts half; 0: it always counts", at_least=0
+        60.0, "time after which received service counts half; 0: it always counts fully", at_least=0
     )
     eviction_ttl_seconds: float = param(
-        3600.0, "time after its last response until its service counts as none; 0: never", at_least=0
+        3600.0, "time without a response after which received service is forgotten; 0: never", at_least=0
     )
     eviction_sweep_seconds: float = param(
         300.0, "accepted and without effect: tenants are forgotten when other tenants get responses", more_than=0
