@@ -269,8 +269,7 @@ class Failover:
         if status == NOT_FOUND and sees_some_models(attempt.request):
             return True  # the pod's own 404 may name models that the key may not see
         state = attempt.retries or RetryState()
-        is_cause = status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
-        if not is_cause or state.counted + 1 >= self.settings.attempts:
+        if not self._is_cause(status) or state.counted + 1 >= self.settings.attempts:
             return False
         left = self._left(attempt, [*state.tried, attempt.endpoint])
         if status == NOT_FOUND:
@@ -308,7 +307,11 @@ class Failover:
         is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
         if (
             (_is_without_model(error) and not any(_lists_model(endpoint, attempt) for endpoint in left))
-            or (_has_fallback_models(attempt.request) and isinstance(error, Declined) and not left)
+            or (
+                _has_fallback_models(attempt.request)
+                and isinstance(error, Declined)
+                and (not left or not self._is_cause(error.status))
+            )
             or (is_optional and (is_second or not left))
         ):
             raise _gave_up(attempt, error)
@@ -341,6 +344,10 @@ class Failover:
             state.counted += 1
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(other)
+
+    def _is_cause(self, status: int) -> bool:
+        """Return whether a response of this status is retried on another pod of the model."""
+        return status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
 
     def _count_failure(self, state: RetryState, attempt: Attempt, error: UpstreamFailed, has_others: bool) -> float:
         """Count the failure, take a retry of the budget, and return the backoff in seconds. Raise RequestError if no

@@ -254,6 +254,13 @@ async def test_a_pods_429_that_was_withheld_for_a_fallback_model_stays_429() -> 
     assert (caught.value.status, caught.value.retry_after) == (429, 7.0)
 
 
+async def test_a_503_that_is_no_cause_of_retries_goes_to_the_fallback_model_at_once() -> None:
+    world = World("ab", on=("connect",))
+    first = _with_fallback(world.first())
+    assert world.failover.retries_instead(first, 503)
+    assert await world.pods_tried(Declined(503), attempt=first) == "a AllFailed"
+
+
 async def test_a_response_is_withheld_only_with_a_retry_that_no_other_request_takes() -> None:
     world = World("ab", percent=0.0)
     for _ in range(int(MOST) - 1):
