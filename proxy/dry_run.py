@@ -14,7 +14,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import BadRequest, ConfigError, RequestError
 from proxy.core.params import suggestion
 from proxy.core.plugin import DataProducer, PreRequest
-from proxy.core.ports import NOT_REFUSED, Identity, Refusal
+from proxy.core.ports import Identity
 from proxy.core.request import CycleState, InferenceRequest, changed
 from proxy.core.state import Draft
 from proxy.fleet.bindings import steer
@@ -129,7 +129,7 @@ def _weights(given: Any) -> Mapping[str, float]:
 ID = "dry-run"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnsentRequest:
     """A request that no client has sent. Implements `core.ports.ClientRequest`."""
 
@@ -142,7 +142,8 @@ class UnsentRequest:
     query: str = ""
     identity: Identity | None = None
     upload: object | None = None
-    refusal: Refusal = NOT_REFUSED
+    refusal: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,8 @@ class Gateway:
                 if parsed.previous_response_id or not await self._is_served_after_reread(request):
                     raise
             await self._send(with_fresh_state(request), parsed, relay)
-        except RequestError as error:
-            error.model = model[:LONGEST_NAME]
+        except (RequestError, asyncio.CancelledError):
+            client_request.model = model[:LONGEST_NAME]
             raise
 
     def health(self) -> bool:

@@ -78,8 +78,6 @@ class RequestError(KvlaneError):
     reason: Reason = Reason.INTERNAL
     retry_after: float | None = None
     """Seconds after which a retry may succeed, if known."""
-    model: str = ""
-    """The model that the client requested, if the request was parsed."""
 
     def __init_subclass__(cls, **attributes: Any) -> None:
         """Set class attributes, as in `class Conflict(RequestError, status=409)`."""

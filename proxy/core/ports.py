@@ -188,15 +188,11 @@ class ClientRequest(Protocol):
         """The authenticated sender; None without authentication."""
 
     @property
-    def refusal(self) -> Refusal:
-        """Why kvlane refused the request; NOT_REFUSED if it did not."""
+    def refusal(self) -> str:
+        """Why kvlane sent an error: the failure of the attempt that caused it, or else its message; "" without one."""
 
-
-Refusal = tuple[str, str]
-"""Why kvlane sent an error: the failure of the attempt that caused it, or else its message; and the model that the
-client requested, empty if it is not known."""
-
-NOT_REFUSED: Refusal = ("", "")
+    model: str
+    """The model that the client requested, once the request has failed; "" if it could not be parsed."""
 
 
 class Poster(Protocol):

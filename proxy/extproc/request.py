@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from proxy.core.errors import BadGateway, BadRequest, BodyTimeout, BodyTooLarge, RequestError
-from proxy.core.ports import NOT_REFUSED, Identity
+from proxy.core.ports import Identity
 from proxy.extproc.addresses import SUBSET, subset_of
 from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
 from proxy.http.body import BODY_LATE, MemoryBudget, Upload, too_large
@@ -33,7 +33,8 @@ class EnvoyRequest:
     is_aborted = False
     """Whether the response is incomplete and must not look complete."""
     upload: Upload | None = None
-    refusal = NOT_REFUSED
+    refusal = ""
+    model = ""
     chunked = False
     wants_websocket = False
 

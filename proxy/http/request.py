@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import StreamReader
 from aiohttp.http import HttpProcessingError, HttpRequestParser, HttpVersion11, RawRequestMessage
 
-from proxy.core.ports import NOT_REFUSED, Identity
+from proxy.core.ports import Identity
 from proxy.http.guards import reset
 from proxy.http.head import REMEMBERED, Pairs, encode_pairs, first_lines, passing
 from proxy.http.paths import split_target
@@ -168,7 +168,8 @@ class Heads:
 class HttpRequest:
     """Implements `http.service.IncomingRequest`, which describes most attributes."""
 
-    refusal = NOT_REFUSED
+    refusal = ""
+    model = ""
 
     def __init__(
         self,

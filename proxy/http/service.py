@@ -14,7 +14,7 @@ import orjson
 import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel, UpstreamFailed
-from proxy.core.ports import ClientRequest, Identity, Refusal, allows
+from proxy.core.ports import ClientRequest, Identity, allows
 from proxy.http.guards import CLOSED_AFTER, CountClosed, uncounted
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
@@ -93,7 +93,7 @@ class IncomingRequest(ClientRequest, Protocol):
     """Bytes of the memory budget that its body holds."""
     closing: bool
     """Whether the connection closes after the response."""
-    refusal: Refusal
+    refusal: str
 
     sent_status: int
     """The status that was sent; 0: none."""
@@ -222,7 +222,7 @@ class Service(Generic[C]):
 
     def refuse(self, client_request: C, error: RequestError) -> None:
         cause = error.__cause__
-        client_request.refusal = (str(cause) if isinstance(cause, UpstreamFailed) else error.message, error.model)
+        client_request.refusal = str(cause) if isinstance(cause, UpstreamFailed) else error.message
         if (why := CLOSED_AFTER.get(type(error))) is not None:
             self._count_closed(why, 1)
         if client_request.sent_status:

@@ -13,7 +13,7 @@ import orjson
 from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason
-from proxy.core.ports import NOT_REFUSED, Clock, Identity, Refusal
+from proxy.core.ports import Clock, Identity
 from proxy.telemetry.lines import LineWriter, write_all
 from proxy.telemetry.logs import json_line
 from proxy.telemetry.metrics import Counter
@@ -34,14 +34,13 @@ Ended = tuple[Endpoint, Any, int, int | None, int, int | None, str, Served]
 Called = tuple[str, str, str, float, Identity | None]
 """What a client has asked: (id, method, path, arrival, identity)."""
 
-Last = tuple[str | None, str | None, float | None, Usage | None, int, int, Refusal]
-"""The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error). The error is
-(message, model); its model is empty if there was an attempt."""
+Last = tuple[str, str | None, float | None, Usage | None, int, int, str]
+"""The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error)."""
 
 Done = tuple[Called, float, int, Ending | Reason, int, Last]
 """A request: (what the client has asked, end time, HTTP status, outcome, bytes of kvlane's response, last attempt)."""
 
-NO_ATTEMPT: Last = (None, None, None, None, 0, -1, NOT_REFUSED)
+NO_ATTEMPT: Last = ("", None, None, None, 0, -1, "")
 """The attempt of a request that no pod received."""
 
 
@@ -93,8 +92,8 @@ def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
 def _template(kind: tuple[Any, ...]) -> dict[str, Any]:
     """Return a template for a line of this kind: its fields, in order. Times are seconds; a field without a value is
     left out. The values that all such lines share are encoded already, as the value of the first such field."""
-    method, path, model, endpoint, status, outcome, (error, requested), who, (begun, counted, logged) = kind
-    pod = {"model": requested} if requested else {}
+    method, path, model, endpoint, status, outcome, error, who, (begun, counted, logged) = kind
+    pod = {"model": model} if model else {}
     if endpoint is not None:
         pod = {"model": model, "endpoint": endpoint}
     failure = {"error": error} if error else {}

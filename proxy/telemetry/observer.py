@@ -14,7 +14,7 @@ from proxy.core.decision import Decision, DecisionRecord, ProfileResult
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import SERVER_ERROR, Declined, Reason
 from proxy.core.listener import Listener
-from proxy.core.ports import NOT_REFUSED, ClientRequest, Clock
+from proxy.core.ports import ClientRequest, Clock
 from proxy.core.request import InferenceRequest
 from proxy.telemetry.access_log import NO_ATTEMPT, AccessLog, Decided, Done, Ended, FirstByte, Served
 from proxy.telemetry.endpoints import EndpointSeries
@@ -307,12 +307,12 @@ class Observer(Listener):
         last = NO_ATTEMPT
         if attempt is not None:
             model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
-            error = NOT_REFUSED
+            error = ""
             if outcome is not COMPLETE:
-                error = (client_request.refusal[0] if isinstance(outcome, Reason) else attempt.error, "")
+                error = client_request.refusal if isinstance(outcome, Reason) else attempt.error
             last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number, error)
         elif outcome is not COMPLETE:
-            last = (None, None, None, None, 0, -1, client_request.refusal)
+            last = (client_request.model, None, None, None, 0, -1, client_request.refusal)
         sender = client_request
         called = (sender.id, sender.method, sender.path, sender.received_at, sender.identity)
         self._requests.append((called, self._now(), status, outcome, sent, last))

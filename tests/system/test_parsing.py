@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.core.errors import BadRequest, BodyTooLarge, InvalidJson
-from proxy.core.ports import NOT_REFUSED, Identity, Refusal
+from proxy.core.ports import Identity
 from proxy.openai.parse import parse
 from proxy.parsing import (
     MOST,
@@ -227,7 +227,8 @@ class Sent:
     id: str = "id"
     received_at: float = 0.0
     identity: Identity | None = None
-    refusal: Refusal = NOT_REFUSED
+    refusal: str = ""
+    model: str = ""
 
 
 FORM = {"content-type": "multipart/form-data; boundary=B"}

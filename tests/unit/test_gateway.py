@@ -26,7 +26,7 @@ from proxy.core.plugin import (
     Scorer,
     plugin,
 )
-from proxy.core.ports import NOT_REFUSED, Clock, Identity, ManualClock, Random, Refusal
+from proxy.core.ports import Clock, Identity, ManualClock, Random
 from proxy.core.registry import Registry
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
@@ -63,7 +63,8 @@ class FakeClientRequest:
     received_at: float = 0.0
     identity: Identity | None = None
     upload: object | None = None
-    refusal: Refusal = NOT_REFUSED
+    refusal: str = ""
+    model: str = ""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.core.attempt import Attempt, Ending, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
-from proxy.core.ports import NOT_REFUSED, Identity, ManualClock, Refusal
+from proxy.core.ports import Identity, ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.store import Fleet
 from proxy.prefix.index import PrefixIndex
@@ -59,7 +59,8 @@ class FakeClientRequest:
     received_at: float = 0.0
     identity: Identity | None = None
     upload: object | None = None
-    refusal: Refusal = NOT_REFUSED
+    refusal: str = ""
+    model: str = ""
 
 
 class World:

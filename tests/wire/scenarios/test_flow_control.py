@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+import pytest
 
 from proxy.core.ports import Identity, Resolver
 from proxy.core.request import InferenceRequest
@@ -157,6 +158,31 @@ async def test_queued_requests_at_the_end_of_the_grace_period_are_refused_with_r
         assert len(s.pods[0].requests) == 1
         assert waiting(s) == 0
         assert await s.sample('kvlane_refused_total{reason="rejected-shutting-down"}') == 3.0
+
+
+async def test_the_access_log_has_the_model_of_requests_that_end_in_the_queue(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = {**BLIND, "flowControl": {"maxConcurrent": 1}, "telemetry": {"accessLog": True}}
+    async with stack(1, SLOW, settings) as s:
+        served = asyncio.ensure_future(ask(s, 1000))
+        await until(lambda: at_once(s) == 1)
+        async with aiohttp.ClientSession() as other:
+            left = asyncio.ensure_future(other.post(s.url + CHAT, json={"model": "sim", "messages": []}))
+            await until(lambda: waiting(s) == 1)
+            left.cancel()
+            await until(lambda: waiting(s) == 0)
+        refused = asyncio.ensure_future(ask(s))
+        await until(lambda: waiting(s) == 1)
+        await s.app._server.stop(0.05)
+        await asyncio.gather(served, refused)
+        await s.idle()
+    lines = map(orjson.loads, capfd.readouterr().out.splitlines())
+    assert {(line["outcome"], line["model"], line["attempts"]) for line in lines} == {
+        ("client-gone", "sim", 0),
+        ("rejected-shutting-down", "sim", 0),
+        ("rejected-shutting-down", "sim", 1),
+    }
 
 
 async def test_pods_that_report_queues_make_requests_wait() -> None:
