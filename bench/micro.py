@@ -204,11 +204,11 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
 
     asyncio.run(produce())
     recorder, schedule = (
-        DecisionRecorder(parts.observer.plugin_took, every=EVERY if timed else 0),
+        DecisionRecorder(parts.observer.plugin_timed, every=EVERY if timed else 0),
         scheduling.scheduler.schedule,
     )
     if not kept:
-        return lambda: schedule(request, parts.endpoints, recorder.record(request, next(recorder.skips)))
+        return lambda: schedule(request, parts.endpoints, recorder.record(request, next(recorder.is_timed)))
     explained = parts.keeping(scheduling)
 
     def decide() -> None:

@@ -182,8 +182,8 @@ class Gateway:
         continued models, with a request for the rest of it (StreamInterrupted), send it to the next pod. `sender` sends
         its attempts in another way: hedged, or split among pods."""
         endpoints, producers, recorder = pool.pods.endpoints_for(request.model), pool.producers, self.recorder
-        is_skipped = next(recorder.skips)
-        record = None if is_skipped and recorder.wants is None else recorder.record(request, is_skipped)
+        is_timed = next(recorder.is_timed)
+        record = recorder.record(request, is_timed) if is_timed or recorder.wants is not None else None
         if produces:
             producers.derive(request, endpoints, record)
             if producers.has_coroutines:

@@ -436,7 +436,7 @@ class _Build:
             resolver=resolver,
             model_names=self.resolver,
             model_reads=process.model_reads,
-            recorder=DecisionRecorder(process.observation.observer.plugin_took, wants),
+            recorder=DecisionRecorder(process.observation.observer.plugin_timed, wants),
             parser=process.parser,
         )
 

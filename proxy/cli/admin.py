@@ -219,7 +219,7 @@ WIDTH = 132
 """Width of output that does not go to a terminal, without the names of pods."""
 
 REDRAW = 1.0
-BETWEEN_LOOKS = 2.0
+REDRAW_INTERVAL = 2.0
 """Seconds between the two reads of `--once`."""
 
 PATIENCE = 9.0
@@ -261,7 +261,7 @@ async def _top(url: str, key: str, once: bool, view: View) -> None:
         shown = Shown(session, url, view)
         await shown.feed.first()
         if once:
-            await shown.print(BETWEEN_LOOKS)
+            await shown.print(REDRAW_INTERVAL)
         elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
             await shown.live()
         else:

@@ -200,7 +200,7 @@ def _fit_lines(found: Fit) -> list[str]:
         f" {timing.per_sequence * 1e6:.0f} us a request, {timing.per_attended * 1e9:.3f} ns a pair,"
         f" {timing.per_token_read * 1e9:.2f} ns a token read",
         f"  median error: {found.first_token:.1%} of {found.first_tokens} first tokens on idle pods,"
-        f" {found.pace:.1%} of {found.paces} answers",
+        f" {found.pace:.1%} of {found.paces} responses",
     ]
     if slow:
         lines.append(f"  times slower: {', '.join(slow)}")

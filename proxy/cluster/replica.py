@@ -52,8 +52,8 @@ ALL, MISSED = 1.0, 0.1
 BEATS = 5
 """Heartbeats in a lease. If none comes back through the store for half a lease, the connection is given up."""
 
-LOOKS = 20
-"""Checks for expired leases in a lease. A lease ends two checks early, so that nothing is left when it is over."""
+CHECKS = 20
+"""Checks for expired leases in one lease. A lease ends two checks early, so that nothing is left when it is over."""
 
 LEASE = 5.0
 
@@ -152,7 +152,7 @@ class Replica:
         snapshot; None if it requests no other."""
         self._transport: Transport
         self._wants_memory = False
-        self.peers = Peers(self.host, clock, lease * (1 - 2 / LOOKS), self._gone)
+        self.peers = Peers(self.host, clock, lease * (1 - 2 / CHECKS), self._gone)
         self.facts: Callable[[], bytes] = bytes
         """Returns the body of a BEAT."""
         self.missed: Callable[[], None] = lambda: None
@@ -387,7 +387,7 @@ class Replica:
 
     async def _check_leases(self) -> None:
         """While this process stood still the others were not silent: what they published has yet to be read."""
-        every, checked_at = self._lease / LOOKS, self._clock.now()
+        every, checked_at = self._lease / CHECKS, self._clock.now()
         while True:
             now = self._clock.now()
             late = now - checked_at - every

@@ -78,7 +78,7 @@ class Decision(NamedTuple):
 
 T = TypeVar("T")
 
-Took = Callable[[str, str, str, float], None]
+PluginTimer = Callable[[str, str, str, float], None]
 """Called with the extension point, the type and the name of a plugin, and the seconds of one of its calls."""
 
 EVERY = 64
@@ -117,7 +117,7 @@ class DecisionRecord:
     """Filled while a decision is made. `is_wanted`: it was requested, and does not only time plugins. `now` returns
     seconds with a resolution of microseconds."""
 
-    took: Took = untimed
+    timer: PluginTimer = untimed
     now: Callable[[], float] = perf_counter
     is_wanted: bool = False
     profiles: dict[str, ProfileRecord] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class DecisionRecord:
         try:
             return method(*args)
         finally:
-            self.took(point, plugin.plugin_type, name, self.now() - started)
+            self.timer(point, plugin.plugin_type, name, self.now() - started)
 
     async def wait(self, point: str, plugin: Plugin, name: str, method: Awaitable[T]) -> T:
         """As `call`, for a coroutine."""
@@ -144,27 +144,27 @@ class DecisionRecord:
         try:
             return await method
         finally:
-            self.took(point, plugin.plugin_type, name, self.now() - started)
+            self.timer(point, plugin.plugin_type, name, self.now() - started)
 
 
 class DecisionRecorder:
-    """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones. `skips`
-    returns for each decision in turn whether it can be skipped for timing; while `wants` is None, `record` is called
-    only for the others."""
+    """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones.
+    `is_timed` yields for each decision in turn whether its plugins are timed; while `wants` is None, `record` is called
+    only for these."""
 
-    __slots__ = ("_took", "skips", "wants")
+    __slots__ = ("_timer", "is_timed", "wants")
 
     def __init__(
-        self, took: Took = untimed, wants: Callable[[InferenceRequest], bool] | None = None, every: int = EVERY
+        self, timer: PluginTimer = untimed, wants: Callable[[InferenceRequest], bool] | None = None, every: int = EVERY
     ) -> None:
         """`every`: 0 times no plugin."""
-        self._took = took
+        self._timer = timer
         self.wants = wants
-        self.skips: Iterator[bool] = cycle([False, *[True] * (every - 1)]) if every else repeat(True)
+        self.is_timed: Iterator[bool] = cycle([True, *[False] * (every - 1)]) if every else repeat(False)
 
-    def record(self, request: InferenceRequest, is_skipped: bool) -> DecisionRecord | None:
+    def record(self, request: InferenceRequest, is_timed: bool) -> DecisionRecord | None:
         is_wanted = self.wants is not None and self.wants(request)
-        return DecisionRecord(self._took, is_wanted=is_wanted) if is_wanted or not is_skipped else None
+        return DecisionRecord(self._timer, is_wanted=is_wanted) if is_wanted or is_timed else None
 
 
 NO_RECORDER = DecisionRecorder(every=0)

@@ -104,14 +104,16 @@ class Prompt:
     salt: str = field(default="", repr=False)
     tokens: int = field(init=False, compare=False)
     """Estimated tokens of all parts."""
-    begins: bool = field(init=False, compare=False)
+    starts_conversation: bool = field(init=False, compare=False)
     """Whether the prompt starts a conversation, so it contains no response of the model."""
 
-    def __init__(self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0, begins: bool = False) -> None:
+    def __init__(
+        self, parts: tuple[bytes, ...] = (), salt: str = "", tokens: int = 0, starts_conversation: bool = False
+    ) -> None:
         """`tokens` are required if `parts` contain only the start of the prompt."""
         self.parts = parts  # type: ignore[misc]
         self.salt = salt  # type: ignore[misc]
-        self.begins = begins  # type: ignore[misc]
+        self.starts_conversation = starts_conversation  # type: ignore[misc]
         if not tokens:
             for part in parts:
                 tokens -= -len(part) // BYTES_PER_TOKEN  # rounded up
@@ -138,7 +140,7 @@ class InferenceRequest:
     """What the client wants; immutable: `changed` makes a copy, for example with another model. `body` has the bytes
     for the pod; of a streamed upload, the first part. `headers` have lower-case names, `max_tokens` is the client's
     limit on the response (0: none), `received_at` is monotonic seconds, and so is `deadline`, by which the response
-    must be complete. `asks_usage`: kvlane has added a request for usage to the body, so the relay takes usage out of
+    must be complete. `usage_added`: kvlane has added a request for usage to the body, so the relay takes usage out of
     the stream. `naming`: None if the model's name stands for itself."""
 
     id: str
@@ -153,7 +155,7 @@ class InferenceRequest:
     tenant: str = ""
     received_at: float = 0.0
     deadline: float = math.inf
-    asks_usage: bool = False
+    usage_added: bool = False
     naming: Naming | None = None
     state: CycleState = field(default_factory=CycleState)
 

@@ -203,7 +203,7 @@ def _who(picture: FleetPicture, wrong: str) -> Text:
     parts = [f"kvlane {about.get('version', '')}".strip(), f"{len(pods)} pods"]
     parts += [f"{count} {state}" for state, count in states.most_common()]
     parts += [f"configuration {config['number']}"] if "number" in config else []
-    parts += ["PANIC: all are asked"] if about.get("panics") else []
+    parts += ["PANIC: requests go to all pods"] if about.get("panics") else []
     parts += ["STOPPING"] if about.get("stopping") else []
     return Text(" · ".join(parts), style="bold")
 

@@ -399,7 +399,7 @@ class SplitRequest:
 
     def _attempt(self, attempt: Attempt, stage: Stage, pods: tuple[Endpoint, ...], body: bytes = b"") -> Attempt:
         """Return an attempt of the same client on the first of `pods`, with the others as its fallbacks."""
-        request = changed(attempt.request, body=body, stream=False, max_tokens=1, asks_usage=False, naming=None)
+        request = changed(attempt.request, body=body, stream=False, max_tokens=1, usage_added=False, naming=None)
         made = Attempt(request, Decision(pods[0], pods[1:]), pods[0], 0, self.shared.clock.now())
         made.stage, made.for_client = stage, False
         return made

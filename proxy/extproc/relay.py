@@ -45,7 +45,7 @@ from proxy.http.pipeline import Pipeline, WholeBody, event_transforms, is_change
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.relay import TrackedRelay
 from proxy.http.request import HttpRequest
-from proxy.http.response import LOST, RelayContext
+from proxy.http.response import POD_STOPPED, RelayContext
 from proxy.http.upstream.connection import ResponseMeter
 from proxy.http.upstream.pool import PodAddress
 from proxy.openai.errors import LONGEST, names_rank_out_of_range, says_that_model_is_missing, stream_error
@@ -311,7 +311,7 @@ class ResponseBody:
         self._attempt = attempt
         self.meter = ResponseMeter()
         self._framing: Framing = UntilClose()
-        if events and (changed or attempt.request.asks_usage):
+        if events and (changed or attempt.request.usage_added):
             self._framing = Pipeline(event_transforms(attempt, is_patched=changed), chunked=False)
         elif changed and "json" in content_type:
             self._framing = WholeBody(transforms_of(attempt, whole=True))
@@ -328,7 +328,7 @@ class ResponseBody:
         out = framing.finish(b"", bodies, True) if last else framing.feed(b"", bodies, [])
         if last and self._can_end_with_error and meter.is_truncated(self._attempt):
             self.is_truncated = True
-            event = stream_error(self._attempt.request.path, LOST)
+            event = stream_error(self._attempt.request.path, POD_STOPPED)
             out += framing.end_with(event, meter.tail + b"".join(meter.pieces)) or b""
         if last:
             meter.finish(self._attempt)

@@ -14,7 +14,7 @@ from proxy.core.ports import Identity
 from proxy.extproc.addresses import SUBSET, subset_of
 from proxy.extproc.messages import BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, WHOLE, ProcessingRequest, go_on, plain
 from proxy.http.body import BODY_LATE, MemoryBudget, Upload, too_large
-from proxy.http.head import INTERNAL, INTERNAL_PREFIXES, Pairs
+from proxy.http.head import INTERNAL_HEADERS, INTERNAL_PREFIXES, Pairs
 from proxy.http.paths import split_target
 from proxy.http.settings import ListenSettings
 
@@ -78,7 +78,9 @@ class EnvoyRequest:
     def unwanted(self) -> list[str]:
         """Return names of fields that do not reach the pod: credentials of kvlane, and headers between routers and
         engines."""
-        passed = {name for name, _ in self.raw_headers if not (name in INTERNAL or name.startswith(INTERNAL_PREFIXES))}
+        passed = {
+            name for name, _ in self.raw_headers if not (name in INTERNAL_HEADERS or name.startswith(INTERNAL_PREFIXES))
+        }
         return [name for name in self.headers if name != SUBSET and name.encode() not in passed]
 
 

@@ -21,7 +21,7 @@ Pairs = Sequence[tuple[str, str]]
 HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
 PROXY_FIELDS = frozenset((b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"))
 REPLACED_UPSTREAM = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
-INTERNAL = frozenset(
+INTERNAL_HEADERS = frozenset(
     (
         b"x-prefiller-host-port",
         b"x-encoder-hosts-ports",
@@ -163,7 +163,7 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-_DROPPED = HOP_BY_HOP | REPLACED_UPSTREAM | INTERNAL
+_DROPPED = HOP_BY_HOP | REPLACED_UPSTREAM | INTERNAL_HEADERS
 
 
 @lru_cache(maxsize=256)

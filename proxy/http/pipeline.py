@@ -178,7 +178,7 @@ def event_transforms(
     if continuation is not None:
         continuation.is_recorded = True
         transforms.append(continuation.record)
-    if attempt.request.asks_usage:
+    if attempt.request.usage_added:
         transforms.append(DropUsage().process)
     return transforms + transforms_of(attempt) if is_patched else transforms
 
@@ -212,7 +212,7 @@ class Continuation:
         """The request as pods receive it."""
         if continuable.body is not request.body:
             self.pod_request = changed(
-                request, body=continuable.body, asks_usage=request.asks_usage or continuable.asks_usage
+                request, body=continuable.body, usage_added=request.usage_added or continuable.usage_added
             )
         self.partial = PartialResponse()
         self.is_recorded = False
@@ -239,7 +239,7 @@ class Continuation:
             if self._rest is None or (event := self._rest.event(event)):
                 passed.append(event)
         self.partial.add(b"".join(passed))
-        return list(map(without_counts, passed)) if self.continuable.takes_counts else passed
+        return list(map(without_counts, passed)) if self.continuable.counts_added else passed
 
     def _find_failure(self, event: bytes) -> bool:
         """Set `failure` if the event is vLLM's report that its engine has died or will. Return whether it is."""

@@ -59,9 +59,9 @@ _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
 _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
 _CODED = re.compile(rb"(?im)^content-encoding:[ \t]*(?!identity)")
 
-LOST = "The pod stopped responding; this response is incomplete."
+POD_STOPPED = "The pod stopped responding; this response is incomplete."
 OUT_OF_TIME = "The time limit of the request passed; this response is incomplete."
-STOPPED = "The proxy is shutting down; this response is incomplete."
+PROXY_STOPS = "The proxy is shutting down; this response is incomplete."
 EVICTED = "More urgent requests needed the capacity; this response is incomplete."
 
 
@@ -178,7 +178,7 @@ class Response(Receiver):
                 client_request.closing = True
             transforms: Sequence[ResponseTransform] = ()
             is_patched = self.changes_body and head.status < 300  # errors contain the model only in their text
-            if head.events and (is_patched or self._continuation is not None or self._attempt.request.asks_usage):
+            if head.events and (is_patched or self._continuation is not None or self._attempt.request.usage_added):
                 transforms = event_transforms(self._attempt, self._continuation, is_patched)
             elif is_patched and _is_json(head):
                 transforms = transforms_of(self._attempt)
@@ -290,7 +290,7 @@ class Response(Receiver):
         if self._attempt.ending is None:
             self._end_attempt(Ending.UPSTREAM_FAILED if failed else Ending.COMPLETE)
 
-    def failed(self, error: KvlaneError, message: str = LOST) -> None:
+    def failed(self, error: KvlaneError, message: str = POD_STOPPED) -> None:
         """A client that has a part of the response receives `message`."""
         if self._attempt.ending is not None:
             return
@@ -323,7 +323,7 @@ class Response(Receiver):
 
     def stop(self) -> None:
         """End the response because the proxy stops."""
-        self.abandon(STOPPED, ShuttingDown())
+        self.abandon(PROXY_STOPS, ShuttingDown())
 
     def abandon(self, message: str = EVICTED, error: KvlaneError | None = None) -> None:
         """End the response because the relay was cancelled. A client that has a part of it receives `message`; `done`
@@ -506,7 +506,7 @@ class Response(Receiver):
             ours += header_line(name, value)
         return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 
-    def _time_out(self, why: str, message: str = LOST) -> None:
+    def _time_out(self, why: str, message: str = POD_STOPPED) -> None:
         self._connection.abort()
         self.failed(UpstreamTimedOut(why), message)
 

@@ -66,12 +66,12 @@ Fields = dict[str, Any]
 
 
 class ContinuableRequest(NamedTuple):
-    """A request whose response may be continued, as pods get it. `takes_counts`: its client did not ask for usage in
-    every event, `asks_usage`: nor for any."""
+    """A request whose response may be continued, as pods get it. `counts_added`: its client did not ask for usage in
+    every event, `usage_added`: nor for any."""
 
     body: bytes
-    takes_counts: bool = False
-    asks_usage: bool = False
+    counts_added: bool = False
+    usage_added: bool = False
 
 
 def with_token_counts(path: str, body: bytes) -> ContinuableRequest | None:
@@ -86,15 +86,15 @@ def with_token_counts(path: str, body: bytes) -> ContinuableRequest | None:
     options = {} if options is None else options
     if not isinstance(options, dict):
         return ContinuableRequest(body)
-    asks_usage = options.get("include_usage") is not True
-    if not asks_usage and options.get("continuous_usage_stats") is True:
+    usage_added = options.get("include_usage") is not True
+    if not usage_added and options.get("continuous_usage_stats") is True:
         return ContinuableRequest(body)
     if "stream_options" not in fields:
         changed = at_the_end(body, COUNTING)
     else:
         fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
         changed = orjson.dumps(fields)
-    return ContinuableRequest(body) if changed is None else ContinuableRequest(changed, True, asks_usage)
+    return ContinuableRequest(body) if changed is None else ContinuableRequest(changed, True, usage_added)
 
 
 def without_counts(event: bytes) -> bytes:

@@ -196,14 +196,14 @@ _TRIES = 2
 
 
 def with_usage(request: InferenceRequest) -> InferenceRequest:
-    """Return the request with the question for usage in its body, and `asks_usage`; all other bytes stay.
+    """Return the request with the question for usage in its body, and `usage_added`; all other bytes stay.
 
     Unchanged are a request for no stream, or for one that has usage anyway; one whose client asks itself; and one for
     several choices, whose last chunks would differ: one of them may come long before the others."""
     if not request.stream or request.path not in WITH_USAGE_OPTION:
         return request
     body = with_include_usage(request.body, request.path)
-    return request if body is None else changed(request, body=body, asks_usage=True)
+    return request if body is None else changed(request, body=body, usage_added=True)
 
 
 def with_include_usage(body: bytes, path: str) -> bytes | None:

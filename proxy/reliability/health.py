@@ -173,7 +173,7 @@ async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool 
 
 
 STALLED = "makes no progress"
-LOST = "the pod refuses connections or was restarted, and sends nothing"
+UNREACHABLE = "the pod refuses connections or was restarted, and sends nothing"
 
 SILENT = 5.0
 """Seconds without a byte after which a response of a pod that refuses connections, was restarted or hangs is given up.
@@ -232,7 +232,7 @@ class Liveness:
         endpoint, now = attempt.endpoint, self.clock.now()
         lost_at = self.pods.lost_at(endpoint, attempt.started_at)
         if lost_at is not None:
-            return LOST if now - max(lost_at, silent_since) >= SILENT else ""
+            return UNREACHABLE if now - max(lost_at, silent_since) >= SILENT else ""
         if endpoint not in self._stalled and endpoint.state is not EndpointState.GONE:
             self._check(endpoint, now)
         if endpoint in self._stalled and attempt.first_byte_at is None and now - silent_since >= SILENT:

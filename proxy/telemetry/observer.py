@@ -320,7 +320,7 @@ class Observer(Listener):
     def plugin_fault(self, plugin: str, fault: str) -> None:
         self._catalogue.plugin_faults.cell(plugin, fault).value += 1
 
-    def plugin_took(self, point: str, plugin_type: str, name: str, seconds: float) -> None:
+    def plugin_timed(self, point: str, plugin_type: str, name: str, seconds: float) -> None:
         self._catalogue.plugin_seconds.cell(point, plugin_type, name).observe(seconds)
 
     def shadow(self, decision: Decision, result: ProfileResult) -> None:

@@ -129,7 +129,7 @@ OPERATIONS: Mapping[str, str] = {
 """`gen_ai.operation.name` by the label of the path; the label itself for other paths."""
 
 FIRST_ERROR = 400
-LOST = frozenset((Ending.UPSTREAM_FAILED, Ending.TIMED_OUT, Ending.EVICTED))
+FAILED_ENDINGS = frozenset((Ending.UPSTREAM_FAILED, Ending.TIMED_OUT, Ending.EVICTED))
 
 
 def operation(path: str) -> str:
@@ -310,7 +310,7 @@ class Tracing(Listener):
         self._end(trace, status, outcome)
 
     def _end(self, span: Span, status: int, outcome: Ending | Reason | None) -> None:
-        if status >= 500 or outcome in LOST:
+        if status >= 500 or outcome in FAILED_ENDINGS:
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 

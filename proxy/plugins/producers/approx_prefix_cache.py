@@ -112,7 +112,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         hashed, parts = chains(prompt, model, block_size, self._max_blocks), prompt.parts
         match = ChainMatch(index, hashed, block_size)
         # `rfind` searches a long prompt faster than `in` (hot path, see docs/notes/cpu.md).
-        if not prompt.begins and len(parts) == 1 and parts[0].rfind(ASSISTANT) >= 0:
+        if not prompt.starts_conversation and len(parts) == 1 and parts[0].rfind(ASSISTANT) >= 0:
             match.turn = last_turn(parts[0], model, prompt.salt, hashed[0], block_size, self._max_blocks)
         if index.is_crowded:
             self._prove()

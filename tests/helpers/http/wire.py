@@ -83,7 +83,7 @@ class RelayedResponse:
         speaks_11: bool = True,
         *,
         path: str = CHAT,
-        asks_usage: bool = False,
+        usage_added: bool = False,
         others: bool = False,
         alias: str = "m",
     ) -> None:
@@ -96,7 +96,7 @@ class RelayedResponse:
         self.connection.connection_made(cast(asyncio.Transport, self.pod))
         self.clock = clock = ManualClock()
         endpoint = Endpoint("p", "http://p")
-        request = InferenceRequest("1", path, "m", stream=True, asks_usage=asks_usage, naming=Naming(alias))
+        request = InferenceRequest("1", path, "m", stream=True, usage_added=usage_added, naming=Naming(alias))
         self.attempt = Attempt(request, Decision(endpoint), endpoint, 0, 0.0)
         self.attempt.listeners = NO_LISTENERS.at_first_byte(lambda _: self._first_byte())
         pool = UpstreamPool(1.0, clock)
@@ -154,14 +154,14 @@ def play(
     ending: str,
     speaks_11: bool = True,
     *,
-    asks_usage: bool = False,
+    usage_added: bool = False,
     others: bool = False,
     alias: str = "m",
 ) -> Outcome:
     """Relay the pieces. `ending`: open (the pod sends nothing more), closed or reset."""
 
     async def played() -> Outcome:
-        return _play(RelayedResponse(speaks_11, asks_usage=asks_usage, others=others, alias=alias), pieces, ending)
+        return _play(RelayedResponse(speaks_11, usage_added=usage_added, others=others, alias=alias), pieces, ending)
 
     return asyncio.run(played())
 

@@ -47,9 +47,9 @@ def test_models_of_a_key_are_client_names_and_headers_cannot_set_the_tenant() ->
 
 def test_usage_is_requested_for_keys_with_token_limits() -> None:
     resolver = AuthorizingResolver(counts_tokens=lambda identity: identity is ACME)
-    assert resolver.resolve(request(), ACME).asks_usage
-    assert not resolver.resolve(request(stream=False), ACME).asks_usage
-    assert not resolver.resolve(request(), Identity("other")).asks_usage
+    assert resolver.resolve(request(), ACME).usage_added
+    assert not resolver.resolve(request(stream=False), ACME).usage_added
+    assert not resolver.resolve(request(), Identity("other")).usage_added
 
 
 def test_requests_without_a_key_pass_if_none_is_configured() -> None:

@@ -43,7 +43,7 @@ class Ticking:
 
 
 def recording(world: World) -> DecisionRecord:
-    return DecisionRecord(world.observer.plugin_took, Ticking())
+    return DecisionRecord(world.observer.plugin_timed, Ticking())
 
 
 def test_every_recorded_call_is_timed_and_returns_what_the_plugin_returns() -> None:

@@ -38,8 +38,8 @@ ERROR = b'data: {"error":{}}\n\n'
 class Continued(RelayedResponse):
     """The same with a response that may be continued."""
 
-    def __init__(self, speaks_11: bool, asks_usage: bool = False, alias: str = "m", body: bytes = BODY) -> None:
-        super().__init__(speaks_11, asks_usage=asks_usage, alias=alias)
+    def __init__(self, speaks_11: bool, usage_added: bool = False, alias: str = "m", body: bytes = BODY) -> None:
+        super().__init__(speaks_11, usage_added=usage_added, alias=alias)
         client_request = cast(Any, self.response)._client_request
         self.attempt.request = changed(self.attempt.request, body=body)
         continuation = make_continuable(None, self.attempt, ["m"])
@@ -125,12 +125,12 @@ def counted(event: bytes, prompt: int, completion: int) -> bytes:
     return event.replace(b"]", b"]" + usage % (prompt, prompt + completion, completion))
 
 
-@pytest.mark.parametrize("asks_usage", [False, True])
-def test_requested_counts_are_read_and_removed(asks_usage: bool) -> None:
+@pytest.mark.parametrize("usage_added", [False, True])
+def test_requested_counts_are_read_and_removed(usage_added: bool) -> None:
     event = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"One two"}}]}\n\n'
     first, second = counted(event, 5, 3), counted(event, 5, 6)
     relayed = cut(
-        [SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], asks_usage=asks_usage
+        [SSE_HEAD, chunk(first), chunk(second), chunk(first[:30]), chunk(first[30:50])], usage_added=usage_added
     )
     assert isinstance(relayed.error, StreamInterrupted)
     relayed.end_stream()
@@ -152,12 +152,12 @@ def test_a_pod_after_a_failed_one_gets_the_same_request() -> None:
         relayed = Continued(True)
         before = relayed.attempt.request
         assert b"continuous_usage_stats" in before.body
-        assert before.asks_usage
+        assert before.usage_added
         again = make_continuable(relayed.continuation, relayed.attempt, ["m"])
         assert again is not None
         assert relayed.attempt.request.body == before.body
         assert again is not relayed.continuation
-        assert again.continuable.takes_counts
+        assert again.continuable.counts_added
 
     asyncio.run(send_twice())
 

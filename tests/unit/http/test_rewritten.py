@@ -90,7 +90,7 @@ TEXTS = st.lists(st.sampled_from(["x", "", '"model":"m"', "data: [DONE]\n\n", "Ã
 @given(st.builds(two_streams, TEXTS), st.data(), st.booleans(), st.booleans())
 def test_every_event_has_the_requested_name(made: TwoStreams, data: st.DataObject, speaks_11: bool, asks: bool) -> None:
     raw = streamed(made.with_usage if asks else made.plain)
-    outcome = play(data.draw(reads(raw)), "open", speaks_11, asks_usage=asks, alias=ALIAS)
+    outcome = play(data.draw(reads(raw)), "open", speaks_11, usage_added=asks, alias=ALIAS)
     assert outcome.seen().body == renamed(made.plain)
     assert outcome.attempt.ending is Ending.COMPLETE
 
@@ -102,7 +102,7 @@ def test_a_broken_stream_ends_with_an_error_after_whole_events(
 ) -> None:
     raw = streamed(made.with_usage if asks else made.plain, last=b"")
     at = data.draw(st.integers(len(SSE_HEAD) + 1, len(raw)))
-    outcome = play(data.draw(reads(raw[:at])), ending, asks_usage=asks, alias=ALIAS)
+    outcome = play(data.draw(reads(raw[:at])), ending, usage_added=asks, alias=ALIAS)
     if outcome.error is not None:
         assert outcome.raw == b""
         return

@@ -83,7 +83,7 @@ def test_with_any_reads_the_client_gets_the_bytes_of_a_stream_without_usage(
     data: st.DataObject, given: TwoStreams, speaks_11: bool
 ) -> None:
     plain = play([SSE_HEAD + chunked(given.plain)], "open", speaks_11)
-    relayed = play(data.draw(reads(SSE_HEAD + chunked(given.with_usage))), "open", speaks_11, asks_usage=True)
+    relayed = play(data.draw(reads(SSE_HEAD + chunked(given.with_usage))), "open", speaks_11, usage_added=True)
     assert relayed.raw == plain.raw
     assert (relayed.attempt.ending, relayed.attempt.usage) == (Ending.COMPLETE, Usage(7, 3))
     assert relayed.reused
@@ -100,7 +100,7 @@ def test_events_across_chunks_and_without_chunks_are_equivalent(
     else:
         cuts = sorted(data.draw(st.sets(st.integers(1, len(body) - 1), max_size=8)))
         raw = SSE_HEAD + chunked(tuple(body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)))
-    relayed = play(data.draw(reads(raw)), "closed" if closes else "open", speaks_11, asks_usage=True)
+    relayed = play(data.draw(reads(raw)), "closed" if closes else "open", speaks_11, usage_added=True)
     seen = relayed.seen()
     assert (seen.body, seen.ending) == (b"".join(given.plain), "complete")
     assert relayed.attempt.usage == Usage(7, 3)
@@ -111,7 +111,7 @@ def test_events_across_chunks_and_without_chunks_are_equivalent(
 def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, given: TwoStreams) -> None:
     raw = SSE_HEAD + chunked(given.with_usage)
     kept = data.draw(st.integers(0, len(raw) - 1))
-    cut = play(data.draw(reads(raw[:kept])), "reset", asks_usage=True)
+    cut = play(data.draw(reads(raw[:kept])), "reset", usage_added=True)
     assert cut.attempt.ending is Ending.UPSTREAM_FAILED
     if not cut.raw:
         return
@@ -126,7 +126,7 @@ def test_a_broken_stream_has_whole_events_and_the_error(data: st.DataObject, giv
 
 def paced(given: TwoStreams) -> tuple[RelayedResponse, list[bytes]]:
     """What is written after each event."""
-    relayed, written = RelayedResponse(asks_usage=True), []
+    relayed, written = RelayedResponse(usage_added=True), []
     relayed.read(SSE_HEAD)
     for each in given.with_usage:
         before = relayed.client.written
@@ -147,7 +147,7 @@ async def test_events_pass_at_once_and_only_the_last_one_waits() -> None:
 
 
 async def test_passing_events_use_the_fast_path() -> None:
-    relayed = RelayedResponse(asks_usage=True)
+    relayed = RelayedResponse(usage_added=True)
     relayed.read(SSE_HEAD)
     for each in two_streams(["a"] * 100).with_usage[:100]:
         relayed.read(chunk(each))
@@ -160,7 +160,7 @@ USAGE = two_streams([]).with_usage[1]
 async def test_events_in_two_chunks_are_recognised_with_any_reads() -> None:
     for cut, finishes in product(range(1, len(USAGE)), (True, False)):
         streams = two_streams(["a", "b", "c"], finishes=finishes)
-        relayed = RelayedResponse(asks_usage=True)
+        relayed = RelayedResponse(usage_added=True)
         relayed.read(SSE_HEAD)
         for each in streams.with_usage:
             relayed.read(chunk(each[:cut]))
@@ -172,7 +172,7 @@ async def test_events_in_two_chunks_are_recognised_with_any_reads() -> None:
 
 async def test_a_held_last_chunk_of_a_broken_stream_precedes_the_error() -> None:
     given = two_streams(["a"])
-    relayed = RelayedResponse(asks_usage=True)
+    relayed = RelayedResponse(usage_added=True)
     relayed.read(SSE_HEAD + chunk(given.with_usage[0]) + chunk(given.with_usage[1]) + chunk(given.with_usage[2])[:30])
     relayed.end()
     body = understand(relayed.client.written).body
@@ -182,7 +182,7 @@ async def test_a_held_last_chunk_of_a_broken_stream_precedes_the_error() -> None
 
 async def test_an_engine_that_always_sends_usage_is_passed_unchanged() -> None:
     tells = event({"choices": [{"finish_reason": None}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
-    relayed = RelayedResponse(asks_usage=True)
+    relayed = RelayedResponse(usage_added=True)
     relayed.read(SSE_HEAD)
     for each in (tells, tells, *two_streams([]).with_usage):
         relayed.read(chunk(each))
@@ -200,7 +200,7 @@ async def test_an_unreadable_stream_passes_unchanged(head: bytes) -> None:
 
 
 async def _played(pieces: list[bytes]) -> RelayedResponse:
-    relayed = RelayedResponse(asks_usage=True)
+    relayed = RelayedResponse(usage_added=True)
     for piece in pieces:
         relayed.read(piece)
     return relayed

@@ -155,8 +155,8 @@ def request(path: str = CHAT, stream: bool = True, body: bytes = b'{"stream":tru
 
 
 def test_only_streams_of_apis_with_usage_on_request_are_changed() -> None:
-    assert with_usage(request()).asks_usage
-    assert with_usage(request(TEXT, body=b'{"prompt":"a","stream":true}')).asks_usage
+    assert with_usage(request()).usage_added
+    assert with_usage(request(TEXT, body=b'{"prompt":"a","stream":true}')).usage_added
     for other in (request(stream=False), request("/v1/messages"), request("/v1/responses"), request("/v1/embeddings")):
         assert with_usage(other) is other
     own = request(body=b'{"stream":true,"stream_options":{"include_usage":true}}')

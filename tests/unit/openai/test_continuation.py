@@ -129,7 +129,7 @@ ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
-    ("options", "takes_counts", "asks_usage"),
+    ("options", "counts_added", "usage_added"),
     [
         ({}, True, True),
         ({"stream_options": None}, True, True),
@@ -140,13 +140,13 @@ ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}
     ],
     ids=str,
 )
-def test_counts_are_requested_from_engines(path: str, options: Any, takes_counts: bool, asks_usage: bool) -> None:
+def test_counts_are_requested_from_engines(path: str, options: Any, counts_added: bool, usage_added: bool) -> None:
     own = {"messages": [HELLO]} if path == CHAT else {"prompt": "é", "max_tokens": 3}
     body = {"model": "m", "stream": True, **own, **options}
     found = with_token_counts(path, json.dumps(body).encode())
     assert found is not None
     assert json.loads(found.body) == {**body, "stream_options": ALL_USAGE}
-    assert found[1:] == (takes_counts, asks_usage)
+    assert found[1:] == (counts_added, usage_added)
 
 
 def test_counts_are_not_requested_if_useless() -> None:

@@ -338,9 +338,11 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
 def test_the_system_prompt_ends_at_the_first_response() -> None:
     question, response = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     system = {"role": "system", "content": "s"}
-    assert chat(question).prompt.begins
-    assert chat(system, question).prompt.begins
-    assert not chat(question, response, question).prompt.begins
+    assert chat(question).prompt.starts_conversation
+    assert chat(system, question).prompt.starts_conversation
+    assert not chat(question, response, question).prompt.starts_conversation
     batch = parse("/v1/chat/completions/batch", body(model="m", messages=[[question, response, question]]))
-    assert not batch.prompt.begins
-    assert not parse("/v1/completions", body(model="m", prompt="user\na\nassistant\nb", messages=5)).prompt.begins
+    assert not batch.prompt.starts_conversation
+    assert not parse(
+        "/v1/completions", body(model="m", prompt="user\na\nassistant\nb", messages=5)
+    ).prompt.starts_conversation

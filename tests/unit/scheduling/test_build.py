@@ -417,10 +417,10 @@ class TestAssembly:
 
     def test_sampled_and_requested_decisions_are_recorded(self) -> None:
         recorder = DecisionRecorder(wants=lambda request: request.id == "wanted", every=3)
-        found = [recorder.record(request(), next(recorder.skips)) for _ in range(7)]
+        found = [recorder.record(request(), next(recorder.is_timed)) for _ in range(7)]
         assert [record is not None for record in found] == [True, False, False, True, False, False, True]
         assert not any(record.is_wanted for record in found if record is not None)
-        wanted = recorder.record(replace(request(), id="wanted"), next(recorder.skips))
+        wanted = recorder.record(replace(request(), id="wanted"), next(recorder.is_timed))
         assert wanted is not None
         assert wanted.is_wanted
 

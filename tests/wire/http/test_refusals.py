@@ -61,7 +61,7 @@ async def test_nothing_of_a_refusal_reaches_the_client_with_any_cut() -> None:
 @MANY
 @given(st.data(), st.booleans(), st.booleans(), st.sampled_from(["whole", "closed", "closes"]))
 def test_a_refusal_is_recognised_with_any_reads_and_framing(
-    data: st.DataObject, speaks_11: bool, asks_usage: bool, kind: str
+    data: st.DataObject, speaks_11: bool, usage_added: bool, kind: str
 ) -> None:
     raw = DECLINED
     if kind == "closed":
@@ -69,7 +69,7 @@ def test_a_refusal_is_recognised_with_any_reads_and_framing(
     elif kind == "closes":
         raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"") + b'data: {"error":{"code":503}}'
     ending = "open" if kind == "whole" else "closed"
-    outcome = play(data.draw(reads(raw)), ending, speaks_11, asks_usage=asks_usage, others=True)
+    outcome = play(data.draw(reads(raw)), ending, speaks_11, usage_added=usage_added, others=True)
     assert isinstance(outcome.error, Declined)
     assert outcome.raw == b""
 

@@ -37,13 +37,15 @@ def played(new_relay: Any, *pieces: bytes, closes: bool = False) -> tuple[Relaye
 
 
 @pytest.mark.parametrize("speaks_11", [True, False])
-@pytest.mark.parametrize("asks_usage", [False, True])
+@pytest.mark.parametrize("usage_added", [False, True])
 @pytest.mark.parametrize("alias", ["m", "alias"])
 @pytest.mark.parametrize("together", [False, True])
-def test_an_unfinished_stream_ends_with_an_error(speaks_11: bool, asks_usage: bool, alias: str, together: bool) -> None:
+def test_an_unfinished_stream_ends_with_an_error(
+    speaks_11: bool, usage_added: bool, alias: str, together: bool
+) -> None:
     pieces = [SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1])]
     pieces = [*pieces[:-1], pieces[-1] + END] if together else [*pieces, END]
-    relayed, seen = played(lambda: RelayedResponse(speaks_11, asks_usage=asks_usage, alias=alias), *pieces)
+    relayed, seen = played(lambda: RelayedResponse(speaks_11, usage_added=usage_added, alias=alias), *pieces)
     assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
     assert seen.ending == "complete"
     *sent, error, nothing = seen.body.split(b"\n\n")
@@ -59,11 +61,11 @@ def test_an_unfinished_stream_whose_text_looks_like_its_end_ends_with_an_error()
     assert b'data: {"error"' in seen.body
 
 
-@pytest.mark.parametrize("asks_usage", [False, True])
+@pytest.mark.parametrize("usage_added", [False, True])
 @pytest.mark.parametrize("alias", ["m", "alias"])
-def test_the_error_is_an_event_of_its_own_after_an_unfinished_event(asks_usage: bool, alias: str) -> None:
+def test_the_error_is_an_event_of_its_own_after_an_unfinished_event(usage_added: bool, alias: str) -> None:
     pieces = SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), chunk(b'data: {"id":') + END
-    _, seen = played(lambda: RelayedResponse(True, asks_usage=asks_usage, alias=alias), *pieces)
+    _, seen = played(lambda: RelayedResponse(True, usage_added=usage_added, alias=alias), *pieces)
     assert seen.body.split(b"\n\n")[-2].startswith(b'data: {"error"')
 
 
