@@ -84,7 +84,7 @@ def _variants(names: Sequence[str] | None) -> Mapping[str, Variant]:
         "without decode cost": (nullcontext, CONFIG % (WORK_COST, 0.0)),
         "without equal costs": (lambda: changed((scorer, "ALIKE", 0.0), (scorer, "ALIKE_SHARE", 0.0)), ""),
         "without speed": (lambda: changed((Rates, "_apply_slowness", _at_usual_pace)), ""),
-        "without sharing": (lambda: changed((FleetModel, "learn_form", _in_turn)), ""),
+        "without sharing": (lambda: changed((FleetModel, "observe_discipline", _in_turn)), ""),
         "without slots": (lambda: changed((Sharing, "wait", _no_wait)), ""),
     }
     return {name: variant for name, variant in variants.items() if name in (names or variants)}
@@ -130,13 +130,13 @@ _costs, _dispatch, _apply_slowness = Forecast.costs, PodModel.dispatch, Rates._a
 
 
 def _unmatched(forecast: Forecast, endpoints: Sequence[Endpoint]) -> list[float]:
-    """As if nothing was cached anywhere."""
+    """Predict as if no pod had cached anything."""
     return _costs(forecast._replace(match=None), endpoints)
 
 
 def _unreserved(model: PodModel, *attempt: Any) -> Work:
-    """What was sent is known when something else befalls the pod."""
-    before = {name: getattr(model, name) for name in ("rest", "due", "patience", "valid_until", "head")}
+    """Add the request to the queue, but publish nothing until the pod changes otherwise."""
+    before = {name: getattr(model, name) for name in ("rest", "due", "overdue_factor", "valid_until", "head")}
     sent = _dispatch(model, *attempt)
     for name, value in before.items():
         setattr(model, name, value)
@@ -145,7 +145,7 @@ def _unreserved(model: PodModel, *attempt: Any) -> Work:
 
 
 def _at_usual_pace(rates: Rates) -> None:
-    """What is learnt slowly is all that is known."""
+    """Forget the slowness; only the coefficients remain."""
     rates._seen = rates._expected = 0.0
     rates._fleet.slowness = 1.0
     _apply_slowness(rates)

@@ -36,7 +36,7 @@ from bench.rig import say, table
 from proxy.core.ports import ManualClock
 from proxy.lab.sim.engine import Pace
 from proxy.lab.simulation import Restart, Simulation, SimulationOutcome
-from proxy.latency.rates import SilentPod
+from proxy.latency.rates import Fading
 
 UNTRIED = "untried"
 COLUMNS = ("TTFT s", "p90", "after", "p90", "wait s", "pause", "share", "least")
@@ -95,7 +95,7 @@ def main() -> None:
 
 def _figures(options: argparse.Namespace, trouble: Trouble, load: float, policy: str) -> Iterator[list[float]]:
     experiment = _experiment(options.trace, options.requests, options.seeds, trouble.hardware)
-    without = changed((SilentPod, "seconds", _nothing)) if policy == UNTRIED else nullcontext()
+    without = changed((Fading, "seconds", _nothing)) if policy == UNTRIED else nullcontext()
     with without:
         for seed in range(options.seeds):
             yield _figures_of(outcomes(experiment, trouble, load, policy, seed), trouble, experiment.scenario.pods)
@@ -158,7 +158,7 @@ def _name(policy: str) -> str:
     return policies.DEFAULT if policy == UNTRIED else policy
 
 
-def _nothing(fading: SilentPod, now: float) -> float:
+def _nothing(fading: Fading, now: float) -> float:
     return 0.0
 
 

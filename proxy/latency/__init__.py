@@ -1,1 +1,1 @@
-"""How long a pod will take: learnt online from what the proxy sees of it."""
+"""The predicted speed of each pod, learned online from the requests that the proxy sends."""

@@ -1,4 +1,4 @@
-"""What a request is predicted to cost on each pod, as plugins read it, and the objectives that clients set."""
+"""The predicted cost of a request on each pod, as plugins read it, and the latency objectives of clients."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ HEADERS = frozenset(TTFT_HEADERS + TPOT_HEADERS)
 
 
 class LatencyForecast(Protocol):
-    """Predictions for one request, read off the models at the moment of the call; in seconds, in the order of the
-    endpoints."""
+    """Predictions for one request, computed when they are called; in seconds, in the order of the endpoints."""
 
     __slots__ = ()
 
     def costs(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        """Return the time to first token, and what the choice costs the requests that are served meanwhile."""
+        """Return the time to first token plus the cost for the requests that are served at the same time."""
 
     def ttfts(self, endpoints: Sequence[Endpoint]) -> list[float]:
         """Return the time to first token."""
 
     def tpots(self, endpoints: Sequence[Endpoint]) -> list[float]:
-        """Return the time per token after the first, as it is now, without prompts that may come."""
+        """Return the current time per token after the first, without the effect of later prompts."""
 
     def delays(self, endpoints: Sequence[Endpoint]) -> list[float]:
         """Return the sum of the delays of other responses if the prompt is computed there."""
 
     def work(self, endpoint: Endpoint, uncached: float) -> float:
-        """Return the time for which the pod does nothing but this prompt, which has so many uncached tokens there."""
+        """Return the time for which this prompt, with `uncached` tokens there, occupies the pod."""
 
     @property
     def output(self) -> float:
@@ -61,8 +60,8 @@ class Objectives(NamedTuple):
     tpot: float | None
 
     def headrooms(self, forecast: LatencyForecast, endpoints: Sequence[Endpoint]) -> Iterator[tuple[float, float]]:
-        """Yield the share of each objective (first token, following tokens) that is left on each endpoint: negative
-        where it is broken, 0 without an objective."""
+        """Yield the share of each objective (first token, following tokens) that remains on each endpoint: negative
+        if it is missed, 0 without an objective."""
         ttft, tpot = self
         for first, each in zip(forecast.ttfts(endpoints), forecast.tpots(endpoints), strict=True):
             yield 1.0 - first / ttft if ttft else 0.0, 1.0 - each / tpot if tpot else 0.0

@@ -1,11 +1,11 @@
-"""What the models of a pod's data-parallel ranks share: their speeds, and whether the ranks step together.
+"""The state that the models of a pod's data-parallel ranks share: their speeds, and whether the ranks step together.
 
-The ranks run on equal GPUs, so one rank's speed holds for all, and a rank that has shown nothing is not cold. Where
-ranks step together, the time of a step says nothing of the rank that it was observed on.
+The ranks run on equal GPUs, so the speed of one rank applies to all, and a rank without observations needs no prior.
+Where ranks step together, the duration of a step does not depend on the rank that it was observed on.
 
 The ranks of a mixture-of-experts model exchange data in every layer, so an engine step takes as long as that of the
-slowest rank: a prompt on one rank delays the responses on all of them. The ranks of a dense model are independent. Two
-scrapes show which of both holds: a running request gets one token per step, so each rank tells how fast it stepped.
+slowest rank: a prompt on one rank delays the responses on all ranks. The ranks of a dense model are independent. Two
+scrapes show which is the case: a running request gets one token per step, so each rank reports its number of steps.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from proxy.latency.pod import PodModel
 
 MEMORY = 0.98
-"""What is left of a comparison after the next one."""
+"""Factor of the weight of earlier comparisons at each comparison."""
 
-CAUTION = 10.0
-"""Comparisons that the first ones are reckoned to be among, which show independent ranks."""
+PRIOR_COMPARISONS = 10.0
+"""Number of assumed earlier comparisons that showed independent ranks."""
 
 RATE_MEMORY = 0.9
-"""What is left of the usual step rate of a rank after the next scrape."""
+"""Weight of the previous usual step rate of a rank at each scrape."""
 
 LEAST_RUNNING = 2
-"""Running requests from which on the tokens of a rank show its step rate."""
+"""Fewest running requests with which the tokens of a rank show its step rate."""
 
 LEAST_SHARE = 0.3
-"""A smaller share counts as 0: chance makes independent ranks look a little as if they stepped together."""
+"""A smaller share counts as 0, because independent ranks appear to step together a little by chance."""
 
 WORK_SECONDS = 10.0
-"""Time constant with which the work of a rank on prompts is forgotten."""
+"""Time constant of the decay of the work of a rank on prompts."""
 
 WORK_PRICE = 2.0
 """Cost in seconds of each second by which the recent work of a rank on prompts exceeds the mean of the pod's ranks."""
@@ -53,7 +53,7 @@ class Lockstep:
         self._read_at = 0.0
         self._scrapes: dict[Endpoint, Metrics] = {}
         self._step_rates: dict[Endpoint, float] = {}
-        self._lessons = 0.0
+        self._observations = 0.0
         self._together = self._apart = 0.0
 
     @property
@@ -63,7 +63,7 @@ class Lockstep:
 
     def elsewhere(self, model: PodModel) -> float:
         """Return the running requests on other ranks that a prompt on the rank of `model` delays. Prompts that several
-        ranks compute at the same time delay them once."""
+        ranks compute at the same time delay them only once."""
         others = sum(other.running for other in self.models if other is not model)
         return self.share * (1.0 - self.busy) * others
 
@@ -87,7 +87,7 @@ class Lockstep:
             self._learn(ratios)
 
     def leave(self, model: PodModel) -> None:
-        """The rank is gone."""
+        """Remove a rank that no longer exists."""
         self.models.remove(model)
         self._step_rates.pop(model.endpoint, None)
 
@@ -95,16 +95,16 @@ class Lockstep:
         """Learn the share of the variance of these ratios that all ranks have in common: the intraclass correlation."""
         mean = sum(ratios) / len(ratios)
         apart = sum((ratio - mean) ** 2 for ratio in ratios) / (len(ratios) - 1)
-        self._lessons = MEMORY * self._lessons + 1.0
+        self._observations = MEMORY * self._observations + 1.0
         self._apart = MEMORY * self._apart + apart
         self._together = MEMORY * self._together + max(0.0, (mean - 1.0) ** 2 - apart / len(ratios))
         common = self._together / (self._together + self._apart) if self._together else 0.0
-        share = common * self._lessons / (self._lessons + CAUTION)
+        share = common * self._observations / (self._observations + PRIOR_COMPARISONS)
         self.share = share if share >= LEAST_SHARE else 0.0
 
 
 def _step_rate(before: Metrics, after: Metrics) -> float | None:
-    """Return the steps per second of a rank between two scrapes; None where they do not show it."""
+    """Return the steps per second of a rank between two scrapes; None if they do not show it."""
     seconds, tokens = after.scraped_at - before.scraped_at, after.generation_tokens - before.generation_tokens
     if before.generation_tokens < 0 or tokens <= 0 or seconds <= 0:
         return None

@@ -1,4 +1,4 @@
-"""A linear model that learns as it goes: least squares that forget, without negative coefficients, hard to mislead."""
+"""Online linear regression: least squares with forgetting, non-negative coefficients and robustness to outliers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from itertools import repeat
 from operator import add, mul
 
 CLIP = 3.0
-"""A residual counts for at most so many times the usual one."""
+"""Residuals are clipped at this multiple of the usual residual."""
 
 SCALE_MEMORY = 0.9
-"""How much of the usual residual is kept with each observation."""
+"""Weight of the previous usual residual at each observation."""
 
 LEAST_SCALE = 0.05
 FIRST_SCALE = 0.5
 
 INERTIA = 1e-3
-"""How much coefficients keep to where they are, where observations do not tell them apart."""
+"""Ridge towards the current coefficients, for features that the observations do not distinguish."""
 
 
 SOLVE_EAGERLY = 4
-"""Coefficients are solved at the latest when the unsolved observations are a quarter of all."""
+"""Coefficients are solved at the latest when one of this many observations has not been used."""
 
 FORGOTTEN = 0.01
 """Observations with less weight than this are not faded further."""
@@ -29,41 +29,42 @@ Features = tuple[float, float, float]
 
 
 class Regression:
-    """y = coefficients · features. Older observations count for less.
+    """y = coefficients · features, with less weight for older observations.
 
-    Each is weighted by the inverse of its usual error, which grows with what is predicted; one that is further off than
-    `CLIP` times that is pulled in, so outliers say little, while a lasting change soon becomes what is usual.
+    An observation is weighted by the inverse of its expected error, which grows with the prediction. Its residual is
+    clipped at `CLIP` times the usual residual, so an outlier has little effect, and a lasting change soon raises the
+    usual residual.
     """
 
     def __init__(
         self,
         prior: Regression | Features,
         memory: float,
-        trust: float,
+        prior_weight: float,
         shrink: Features = (0.0, 0.0, 0.0),
         every: int = 1,
     ) -> None:
-        """`prior` counts as much as `trust` observations, and is all there is before the first: another regression, as
-        it is at any time, or coefficients. `memory` is how much of the past is kept with each observation. `shrink`:
-        extra ridge per coefficient, as a share of its diagonal entry. Of two features that explain the same, the one
-        without it gets the weight. Coefficients are solved after every `every` observations: sums are cheap, solving is
-        not. Features are to be scaled to about 1."""
+        """`prior` are coefficients, or a regression whose current coefficients are used. It has the weight of
+        `prior_weight` observations, and is the only source before the first observation. `memory` is the factor of the
+        weight of earlier observations at each observation. `shrink`: extra ridge per coefficient, as a share of its
+        diagonal entry; of two features that explain the same, the one without it gets the weight. Coefficients are
+        solved after every `every` observations, because solving is slow. Features must be scaled to about 1."""
         self._prior = prior if isinstance(prior, Regression) else None
         self._coefficients: Sequence[float] = prior.coefficients if isinstance(prior, Regression) else prior
         self._memory = memory
-        self._trust = trust
+        self._prior_weight = prior_weight
         self._shrink = shrink
         self._every = every
         a, b, c = self._coefficients
-        ridge = 0.0 if self._prior else trust
+        ridge = 0.0 if self._prior else prior_weight
         self._sums = [ridge, 0.0, 0.0, ridge, 0.0, ridge, ridge * a, ridge * b, ridge * c]
-        """Of products of the features, the upper triangle row by row, and of each with the target."""
+        """Sums of products of the features, the upper triangle row by row, and of each feature with the target."""
         self._weight = 0.0
         self._count = 0.0
         self._unsolved = 0
         self._scale = FIRST_SCALE
         self.observed = 0
-        """Observations so far."""
+        """Number of observations."""
 
     @property
     def coefficients(self) -> Sequence[float]:
@@ -75,8 +76,8 @@ class Regression:
         return a * x + b * y + c * z
 
     def observe(self, features: Features, target: float, allowance: float) -> bool:
-        """`allowance` is the error of even the smallest targets. Return whether the coefficients were solved for; then
-        the prior regression learns from this observation too."""
+        """Learn from an observation. `allowance` is the error of the smallest targets. Return whether the coefficients
+        were solved; in this case the prior regression has learned from this observation too."""
         predicted = self.predict(features)
         unit = predicted + allowance
         residual = (target - predicted) / unit
@@ -95,7 +96,7 @@ class Regression:
         return True
 
     def fade(self, left: float) -> None:
-        """Only this share of what was observed still counts."""
+        """Multiply the weight of all observations by this share."""
         if self._count > FORGOTTEN:
             self._count *= left
             self._weight *= left
@@ -113,7 +114,7 @@ class Regression:
     def _solved(self) -> list[float]:
         sums, prior = self._sums, self._prior
         if prior is not None and prior._weight:
-            share = self._trust * self._weight / self._count / prior._weight
+            share = self._prior_weight * self._weight / self._count / prior._weight
             sums = [own + share * other for own, other in zip(sums, prior._sums, strict=True)]
         a, b, c, d, e, f, *targets = sums
         moments = [[a, b, c], [b, d, e], [c, e, f]]
@@ -125,7 +126,8 @@ class Regression:
 
 
 def non_negative(moments: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
-    """The solution of normal equations; of coefficients that would be negative the lowest becomes 0, until none is."""
+    """Return the solution of normal equations. The lowest negative coefficient is set to 0 until no coefficient is
+    negative."""
     active = list(range(len(targets)))
     while active:
         square = [[moments[row][column] for column in active] for row in active]
@@ -139,7 +141,8 @@ def non_negative(moments: Sequence[Sequence[float]], targets: Sequence[float]) -
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss's elimination; the positive definite matrices of a regression need no pivots. Takes both arguments over."""
+    """Return the solution by Gaussian elimination, without pivoting because the matrix is positive definite. Both
+    arguments are modified."""
     size = len(right)
     for column, pivot in enumerate(matrix):
         for row in range(column + 1, size):

@@ -8,7 +8,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.latency.rates import TOKEN_SCALE
 from proxy.latency.regression import Regression
 
-TRANSFER_MEMORY, TRANSFER_TRUST = 0.98, 4.0
+TRANSFER_MEMORY, TRANSFER_PRIOR_WEIGHT = 0.98, 4.0
 ALLOWANCE = 0.005
 """Error in seconds that even the shortest transfer may have."""
 
@@ -16,19 +16,19 @@ PREFILL_MEMORY = 10.0
 """Time constant of the prefill share, in seconds."""
 
 SHORTEST = 1.0
-"""Least seconds that a share is taken of: of less, a single prompt would be all."""
+"""Shortest period that a share refers to, in seconds; a single prompt would fill a shorter one."""
 
 MOST = 0.9
-"""Responses go on even on a pod that computes prompts all the time."""
+"""Largest share: responses progress even on a pod that always computes prompts."""
 
 
 class TransferModel:
-    """Seconds until a KV cache has moved from one pod to another: fixed, and per token. Learnt online for all pairs of
-    pods together; lives as long as its plugin."""
+    """Predicts the duration of a KV transfer between two pods, from a fixed time and a time per token. Learned from all
+    pairs of pods together. Lives as long as its plugin."""
 
     def __init__(self, fixed: float, per_token: float) -> None:
-        """The arguments are what is expected before the first observation."""
-        self._regression = Regression((fixed, per_token / TOKEN_SCALE, 0.0), TRANSFER_MEMORY, TRANSFER_TRUST)
+        """The arguments are used before the first observation: seconds, and seconds per token."""
+        self._regression = Regression((fixed, per_token / TOKEN_SCALE, 0.0), TRANSFER_MEMORY, TRANSFER_PRIOR_WEIGHT)
 
     def seconds(self, tokens: float) -> float:
         return self._regression.predict((1.0, tokens * TOKEN_SCALE, 0.0))
@@ -38,17 +38,17 @@ class TransferModel:
 
 
 class PrefillShare:
-    """The share of their recent time that pods have spent on prompts: responses that run there are slower by it. Lives
-    as long as its plugin."""
+    """The share of their recent time that pods spent on prompts. It slows down the responses that run there. Lives as
+    long as its plugin."""
 
     def __init__(self) -> None:
         self._worked: dict[Endpoint, tuple[float, float]] = {}
-        """The time of the last prompt, and the decayed seconds of work until then."""
+        """By pod: the time of the last prompt, and the decayed seconds of work until then."""
         self._since: dict[Endpoint, float] = {}
-        """When a pod was first seen; what it did before does not count."""
+        """When a pod was first seen; its earlier work is not known."""
 
     def add(self, endpoint: Endpoint, seconds: float, now: float) -> None:
-        """Count the work of a prompt that this proxy sends. Prompts of sibling proxies are taken to be like ours."""
+        """Count the work of a prompt that this proxy sends. Prompts of other proxies are assumed to be like these."""
         self._since.setdefault(endpoint, now)
         load = endpoint.load
         ours = max(1, load.requests - load.remote_requests)

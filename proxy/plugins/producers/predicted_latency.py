@@ -144,12 +144,12 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
         """Return the models of these pods without an update."""
         if endpoints is self._last_endpoints:  # the fleet hands out the same tuple until it changes
             return self._last_models
-        found = [self._pods.get(endpoint) or self._meet(endpoint, now) for endpoint in endpoints]
+        found = [self._pods.get(endpoint) or self._new_model(endpoint, now) for endpoint in endpoints]
         if isinstance(endpoints, tuple) and len(endpoints) > 1:
             self._last_endpoints, self._last_models = endpoints, found
         return found
 
-    def _meet(self, endpoint: Endpoint, now: float) -> PodModel:
+    def _new_model(self, endpoint: Endpoint, now: float) -> PodModel:
         pod = self._pods[endpoint] = PodModel(endpoint, self.fleet, self._prices, now, self._lockstep_of(endpoint))
         return pod
 
@@ -165,13 +165,13 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
 
     def _apply_prices(self) -> None:
         """Update the models of the previous producer, which had other costs."""
-        self.fleet.news = self._hear
+        self.fleet.changed = self._refresh_unobserved
         for pod in self._pods.values():
             pod.set_prices(self._prices)
 
-    def _hear(self) -> None:
-        """Update pods with few observations from the fleet. Otherwise a used pod would be compared with idle pods that
-        have older coefficients."""
+    def _refresh_unobserved(self) -> None:
+        """Give pods without own observations the new coefficients of the fleet. Otherwise a used pod would be compared
+        with idle pods that have older coefficients."""
         for pod in self._pods.values():
             if not pod.rates.prefill.observed or not pod.rates.decode.observed:
                 pod.refresh()

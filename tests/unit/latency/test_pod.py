@@ -203,9 +203,9 @@ def test_prompts_of_siblings_are_ahead() -> None:
 def test_the_error_is_0_until_enough_is_known() -> None:
     fleet = FleetModel()
     for _ in range(19):
-        fleet.judge(2.0, 1.0)
+        fleet.observe_error(2.0, 1.0)
     assert fleet.error == 0.0
-    fleet.judge(2.0, 1.0)
+    fleet.observe_error(2.0, 1.0)
     assert fleet.error == pytest.approx(1.0, abs=0.02)
 
 
@@ -222,14 +222,14 @@ def test_initial_guesses_are_not_scored() -> None:
     fleet = FleetModel()
     pod = Pod(fleet, per_token=5e-6)
     pod.work(30)
-    assert fleet.judged > 20
+    assert fleet.compared > 20
     assert fleet.error < 0.5
 
 
 def test_an_error_of_milliseconds_is_ignored() -> None:
     fleet = FleetModel()
     for _ in range(30):
-        fleet.judge(0.001, 0.008)
+        fleet.observe_error(0.001, 0.008)
     assert fleet.error == 0.0
 
 

@@ -107,10 +107,10 @@ def test_the_tokens_ahead_depend_on_the_lengths_of_the_queued_prompts() -> None:
 def test_a_queue_longer_than_any_seen_counts_more_as_computed_in_turn() -> None:
     fleet = FleetModel()
     for _ in range(2000):
-        fleet.learn_form(0.5, 1.0)
+        fleet.observe_discipline(0.5, 1.0)
     assert fleet.in_turn == pytest.approx(0.5, abs=0.01)
     assert fleet.in_turn_of(4) == fleet.in_turn
     assert fleet.in_turn_of(8) == pytest.approx(0.75, abs=0.01)
-    fleet.learn_reach(queue=7, is_shared=True)
+    fleet.observe_reach(queue=7, is_shared=True)
     assert fleet.in_turn_of(16) == fleet.in_turn
     assert fleet.in_turn_of(32) == pytest.approx(0.75, abs=0.01)

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics
-from proxy.latency.pod import BEHIND, Work
+from proxy.latency.pod import LATER_PER_QUEUED, Work
 from proxy.latency.rates import FleetModel
 from tests.helpers.latency.pods import Pod, respond
 
@@ -171,7 +171,7 @@ class TestDelay:
             delays.append(pod.model.delay(4000, 4000))
             start(pod, Stage.PREFILL, 4000)
             pod.model.catch_up(pod.now)
-        assert delays == pytest.approx([0.0, BEHIND * 0.4, 2 * BEHIND * 0.4], rel=0.2)
+        assert delays == pytest.approx([0.0, LATER_PER_QUEUED * 0.4, 2 * LATER_PER_QUEUED * 0.4], rel=0.2)
 
     def test_a_future_response_of_a_split_request_counts(self) -> None:
         pod = self.pod()

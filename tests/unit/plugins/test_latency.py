@@ -284,7 +284,7 @@ class TestObjectives:
 async def test_predictions_are_used_with_any_error() -> None:
     fleet = Fleet("a", "b")
     for _ in range(30):
-        fleet.producer.fleet.judge(3.0, 1.0)
+        fleet.producer.fleet.observe_error(3.0, 1.0)
     assert fleet.producer.error > 1.5
     assert await fleet.best(streamed(4096, {"b": 2048})) == "b"
 
