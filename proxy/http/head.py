@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -81,9 +82,10 @@ def first_lines(method: str, target: str, base: bytes, host: bytes) -> bytes:
 @frozen
 class ResponseHead:
     """The head of a pod's response. `start` is the relayed part: the status line and the end-to-end fields as received;
-    the rest is parsed. `sized`: the head gives the length of the body; `events`: it is an uncompressed event stream;
+    the rest is parsed. `sized`: `start` has the length of the body; `events`: it is an uncompressed event stream;
     `declines`: the status means that the pod did not serve the request; `simple`: sized, and the status alone says that
-    it goes to the client; `final`: not an informational head; `keeps`: the connection stays open."""
+    it goes to the client; `final`: not an informational head; `until_close`: the body ends with the connection;
+    `keeps`: the connection stays open after the response."""
 
     status: int
     start: bytes
@@ -94,10 +96,11 @@ class ResponseHead:
     chunked: bool
     events: bool
     upgrade: bytes | None
+    until_close: bool
     keeps: bool
 
 
-BLANK = ResponseHead(0, b"", False, False, False, False, False, False, None, False)
+BLANK = ResponseHead(0, b"", False, False, False, False, False, False, None, False, False)
 """Empty lines that may precede a head."""
 
 
@@ -133,6 +136,8 @@ def read_response_head(head: bytes) -> ResponseHead:
     if named := listed - _NEVER_NAMED:
         kept = [line for line in kept if line.partition(b":")[0].lower() not in named]
     code = int(status[:3])
+    events = events and not compressed
+    until_close = code >= 200 and not (codings or has_length or code in BODYLESS)
     if has_length and (code == NO_CONTENT or code < 200):  # a client that believes it waits for a body
         has_length = False
         kept = [line for line in kept if _response_field(line.partition(b":")[0][:LONGEST_FIELD]) != b"content-length"]
@@ -142,8 +147,15 @@ def read_response_head(head: bytes) -> ResponseHead:
     keeps = b"close" not in listed and (version != b"HTTP/1.0" or b"keep-alive" in listed)
     declines = code == TOO_MANY_REQUESTS or code >= 500
     simple = sized and not declines and code not in UNSURE
-    events = events and not compressed
-    return ResponseHead(code, start, final, simple, sized, declines, bool(codings), events, upgrade, keeps)
+    return ResponseHead(code, start, final, simple, sized, declines, bool(codings), events, upgrade, until_close, keeps)
+
+
+def without_length(head: ResponseHead) -> ResponseHead:
+    """Return the head for a body whose length changes on its way to the client."""
+    return replace(head, start=_LENGTH_LINE.sub(b"", head.start), sized=False, simple=False)
+
+
+_LENGTH_LINE = re.compile(rb"(?im)^content-length:[^\r\n]*\r\n")
 
 
 def encode_pairs(pairs: Pairs) -> bytes:

@@ -31,6 +31,7 @@ from proxy.http.head import (
     declined_or_none,
     header_line,
     needs_more,
+    without_length,
 )
 from proxy.http.pipeline import (
     Continuation,
@@ -100,6 +101,8 @@ class Response(Receiver):
     """Pending while the pod does not keep up with an upload."""
     _framing: Framing = Plain()
     _framing_lines = b""
+    _is_patched = False
+    """Whether model name or cached tokens in the body are replaced."""
     _events = False
     _undecided = False
     """Whether everything, including the head, is held back until it is known that the pod does not decline."""
@@ -138,14 +141,17 @@ class Response(Receiver):
         if racing is not None:
             self._racing = racing
         if attempt.request.naming is not None or attempt.cached_to_report is not None:
-            self.changes_body = is_changed(attempt)
+            self._is_patched = self.changes_body = is_changed(attempt)
+        if attempt.request.usage_added:
+            self.changes_body = True
 
     def continue_with(self, continuation: Continuation) -> None:
         """Let another pod continue the response if this one fails. If the client has received a part, this is the
         rest."""
         self._continuation = continuation
+        self.changes_body = True
         if self._client_request.sent_status:
-            self._resumes = self._undecided = self._events = self.changes_body = True
+            self._resumes = self._undecided = self._events = True
             if continuation.pipeline is not None:
                 self._framing, continuation.pipeline = continuation.pipeline, None
 
@@ -154,11 +160,13 @@ class Response(Receiver):
     def start(self, head: ResponseHead) -> None:
         """Choose the framing of the body and the transforms of its pipeline."""
         client_request = self._client_request
+        if head.events and head.sized and self.changes_body:
+            head = self.head = without_length(head)
         if self._resumes:
             self._start_rest(head)
             return
         if head.simple:
-            if _is_json(head):
+            if self._is_patched and _is_json(head):
                 self._framing = WholeBody(transforms_of(self._attempt, whole=True))
                 self.head = replace(head, simple=False)
             return
@@ -169,7 +177,7 @@ class Response(Receiver):
             client_request.closing = False
         elif not head.sized and client_request.method != "HEAD" and head.status not in BODYLESS:
             self._events = head.events
-            self._connection.until_close = not head.chunked
+            self._connection.until_close = head.until_close
             if client_request.speaks_11:
                 self._framing = WholeChunks() if head.chunked else Rechunked()
                 self._framing_lines = b"transfer-encoding: chunked\r\n"
@@ -177,7 +185,7 @@ class Response(Receiver):
                 self._framing = UntilClose()
                 client_request.closing = True
             transforms: Sequence[ResponseTransform] = ()
-            is_patched = self.changes_body and head.status < 300  # errors contain the model only in their text
+            is_patched = self._is_patched and head.status < 300  # errors contain the model only in their text
             if head.events and (is_patched or self._continuation is not None or self._attempt.request.usage_added):
                 transforms = event_transforms(self._attempt, self._continuation, is_patched)
             elif is_patched and _is_json(head):
@@ -410,7 +418,7 @@ class Response(Receiver):
             raise InvalidResponse(f"the rest of a response cannot be read: {head.status}")
         if self._continuation is not None and isinstance(self._framing, Pipeline):
             self._continuation.resume(self._framing)
-        self._connection.until_close = not head.chunked
+        self._connection.until_close = head.until_close
 
     @property
     def _has_started(self) -> bool:

@@ -101,7 +101,8 @@ class Receiver:
     head: ResponseHead | None = None
     """The head as the connection has read it; None before that and after it has been relayed."""
     changes_body = False
-    """Whether `start` is called for simple responses too, because the body is changed or continues another response."""
+    """Whether the body may be changed, or continue another response. Then `start` is called for simple responses
+    too."""
 
     def start(self, head: ResponseHead) -> None:
         """Start a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""

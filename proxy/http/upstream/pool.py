@@ -30,7 +30,7 @@ from proxy.core.errors import (
 from proxy.core.files import CANNOT_CONNECT, is_out_of_files, open_files_limit, report_out_of_files
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.http.head import BODYLESS, ResponseHead, header_line
+from proxy.http.head import ResponseHead, header_line
 from proxy.http.rank import RANK_HEADER
 from proxy.http.settings import PodTlsContexts
 from proxy.http.upstream.connection import PodConnection, Receiver
@@ -341,7 +341,7 @@ class Collected(Receiver):
     def start(self, head: ResponseHead) -> None:
         if head.status == 101:
             raise InvalidResponse("it switched protocols without a request")
-        self._connection.until_close = not (head.chunked or head.sized or head.status in BODYLESS)
+        self._connection.until_close = head.until_close
 
     def received(self, raw: bytes) -> None:
         self.size += len(raw)

@@ -90,17 +90,18 @@ def test_with_any_reads_the_client_gets_the_bytes_of_a_stream_without_usage(
 
 
 @MANY
-@given(st.data(), responses, st.booleans(), st.booleans())
+@given(st.data(), responses, st.booleans(), st.sampled_from(["closed", "chunked", "sized"]))
 def test_events_across_chunks_and_without_chunks_are_equivalent(
-    data: st.DataObject, given: TwoStreams, speaks_11: bool, closes: bool
+    data: st.DataObject, given: TwoStreams, speaks_11: bool, framing: str
 ) -> None:
     body = b"".join(given.with_usage)
-    if closes:
-        raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"") + body
+    if framing != "chunked":
+        length = b"content-length: %d\r\n" % len(body) if framing == "sized" else b""
+        raw = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", length) + body
     else:
         cuts = sorted(data.draw(st.sets(st.integers(1, len(body) - 1), max_size=8)))
         raw = SSE_HEAD + chunked(tuple(body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True)))
-    relayed = play(data.draw(reads(raw)), "closed" if closes else "open", speaks_11, usage_added=True)
+    relayed = play(data.draw(reads(raw)), "closed" if framing == "closed" else "open", speaks_11, usage_added=True)
     seen = relayed.seen()
     assert (seen.body, seen.ending) == (b"".join(given.plain), "complete")
     assert relayed.attempt.usage == Usage(7, 3)

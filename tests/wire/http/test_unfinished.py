@@ -69,6 +69,14 @@ def test_the_error_is_an_event_of_its_own_after_an_unfinished_event(usage_added:
     assert seen.body.split(b"\n\n")[-2].startswith(b'data: {"error"')
 
 
+def test_an_unfinished_changed_stream_of_declared_length_ends_with_an_error() -> None:
+    sized = SSE_HEAD.replace(b"transfer-encoding: chunked", b"content-length: %d" % (2 * len(TOKEN)))
+    for changed in ({"usage_added": True}, {"alias": "alias"}):
+        relayed, seen = played(lambda changed=changed: RelayedResponse(True, **changed), sized + TOKEN, TOKEN)
+        assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
+        assert seen.body.startswith(TOKEN + TOKEN + b'data: {"error"')
+
+
 def test_an_unfinished_stream_without_framing_ends_with_an_error() -> None:
     relayed, seen = played(lambda: RelayedResponse(True), UNSIZED + TOKEN, TOKEN, closes=True)
     assert relayed.attempt.ending is Ending.UPSTREAM_FAILED

@@ -223,6 +223,19 @@ async def test_nothing_of_an_incomplete_event_is_sent() -> None:
         assert json.loads(body)["messages"][-1]["content"] == "one"
 
 
+def sized(body: bytes, missing: int = 0) -> bytes:
+    """Return a response of a declared length that lacks the last `missing` bytes."""
+    length = b"content-length: %d\r\n" % (len(body) + missing)
+    return SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", length) + body
+
+
+async def test_a_stream_of_declared_length_is_continued_by_another_one() -> None:
+    rest = sized(spoken(" and rest") + b"data: [DONE]\n\n")
+    seen, (body,) = await between((sized(spoken("one"), 1000), spoken(" lost")[:20]), rest)
+    assert seen == spoken("one") + spoken(" and rest") + b"data: [DONE]\n\n"
+    assert json.loads(body)["messages"][-1]["content"] == "one"
+
+
 async def test_a_complete_event_in_an_incomplete_chunk_is_sent_and_not_requested_again() -> None:
     seen, (body,) = await between((SSE_HEAD + chunk(spoken("one")), chunk(spoken(" two"))[:-2]), REST)
     assert seen == spoken("one") + spoken(" two") + spoken(" and rest") + b"data: [DONE]\n\n"
