@@ -33,8 +33,8 @@ from proxy.openai.parse import Parsed, response_id
 from proxy.parsing import (
     BodyParser,
     is_large_form,
-    is_parsed_at_once,
-    parsed_at_once,
+    may_parse_here,
+    parse_here,
     parsed_form,
     request_of,
 )
@@ -82,8 +82,8 @@ class Gateway:
         self.pools = Pools(self.all_pools, self.bindings, serve_in)
 
     async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
-        """Serve the request. Raise RequestError for the client; once a response has started, it only says that no pod
-        continues the response, which the relay then ends."""
+        """Serve the request. Raise RequestError: the caller sends it to the client or, if a response has started, calls
+        `relay.end` with it, because no pod continues the response."""
         pinned = response_id(client_request.path)
         if pinned:
             parsed = Parsed("", client_request.body, previous_response_id=pinned)
@@ -91,11 +91,11 @@ class Gateway:
             await self._serve_in_pool(pool, request, parsed, relay, produces=False)
             return
         if len(client_request.body) <= SMALL and client_request.upload is None:
-            parsed = parsed_at_once(client_request)
+            parsed = parse_here(client_request)  # the usual body, without the checks below
         elif is_large_form(client_request):
             parsed = await parsed_form(client_request)
-        elif is_parsed_at_once(client_request):
-            parsed = parsed_at_once(client_request)
+        elif may_parse_here(client_request):
+            parsed = parse_here(client_request)
         else:
             content_type = client_request.headers.get("content-type", "")
             parsed = await self.parser.parse_apart(client_request.path, client_request.body, content_type)

@@ -35,14 +35,14 @@ _NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
 """Methods of requests whose query names the model."""
 
 
-def parsed_at_once(client_request: ClientRequest) -> Parsed:
+def parse_here(client_request: ClientRequest) -> Parsed:
     """Parse the body here. A request without a body may name no model; any pod serves it. Raise BadRequest."""
     if client_request.method in _NAMED_BY_QUERY:
         return Parsed(model_in(client_request.query) or "", client_request.body)
     return parse(client_request.path, client_request.body, client_request.headers.get("content-type", ""))
 
 
-def is_parsed_at_once(client_request: ClientRequest) -> bool:
+def may_parse_here(client_request: ClientRequest) -> bool:
     """Return whether parsing the body blocks the event loop for a few milliseconds at most."""
     return client_request.method in _NAMED_BY_QUERY or is_light(
         client_request.body, client_request.headers.get("content-type", "")

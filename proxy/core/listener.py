@@ -39,7 +39,8 @@ class Listener:
         started: float,
         record: DecisionRecord | None,
     ) -> None:
-        """A pod was chosen among `candidates`. `started`: when the scheduler was asked, in monotonic seconds."""
+        """A pod was chosen among `candidates`. `started`: when the decision began, before admissions narrowed the
+        candidates; in monotonic seconds."""
 
     def not_scheduled(
         self,

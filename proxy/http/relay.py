@@ -65,13 +65,17 @@ class TrackedRelay(Relay):
     async def collect(self, attempt: Attempt, seconds: float) -> bytes:
         context = self._context
         try:
-            pod = context.upstream[attempt.endpoint.url]
+            connections = context.upstream[attempt.endpoint.url]
             body = body_for(attempt.endpoint, attempt.request.body)
             headers = [each for each in self.client_request.raw_headers if each[0].lower() != b"accept-encoding"]
-            head = self._head(attempt, pod.address, body, headers)  # a compressed response could not be read here
-            used, first_error = pod.acquire(), None
+            head = self._head(
+                attempt, connections.address, body, headers
+            )  # a compressed response could not be read here
+            used, first_error = connections.acquire(), None
             while True:
-                connection = used or await _connect(context.upstream, pod, first_error, attempt.request.deadline)
+                connection = used or await _connect(
+                    context.upstream, connections, first_error, attempt.request.deadline
+                )
                 attempt.sent_at = context.clock.now()
                 response = Collected(connection)
                 connection.send(response, head, body)
@@ -218,11 +222,13 @@ class ClientRelay(TrackedRelay):
             deadline, outlet = attempt.request.deadline, client_request.connection if racing is None else racing
             timer = context.loop.call_later(deadline - context.clock.now(), _end_at, deadline, outlet)
         try:
-            pod = context.upstream[attempt.endpoint.url]
-            head = self._head(attempt, pod.address, body, client_request.raw_headers, client_request.head)
-            used, first_error = pod.acquire() if upload is None else None, None
+            connections = context.upstream[attempt.endpoint.url]
+            head = self._head(attempt, connections.address, body, client_request.raw_headers, client_request.head)
+            used, first_error = connections.acquire() if upload is None else None, None
             while True:
-                connection = used or await _connect(context.upstream, pod, first_error, attempt.request.deadline)
+                connection = used or await _connect(
+                    context.upstream, connections, first_error, attempt.request.deadline
+                )
                 response = Response(client_request, attempt, context, connection, racing)
                 if continuation is not None:
                     response.continue_with(continuation)
@@ -285,12 +291,12 @@ def _end_at(deadline: float, outlet: ClientConnection | RacingAttempt) -> None:
 
 
 async def _connect(
-    upstream: UpstreamPool, pod: PodConnections, first_error: KvlaneError | None, deadline: float
+    upstream: UpstreamPool, connections: PodConnections, first_error: KvlaneError | None, deadline: float
 ) -> PodConnection:
     """Return a fresh connection. If the pod no longer accepts connections, raise `first_error`, that of the idle
     connection: the pod may have received the request and crashed."""
     try:
-        return await upstream.connect(pod, deadline)
+        return await upstream.connect(connections, deadline)
     except ConnectFailed as error:
         if first_error is not None and not isinstance(error, OutOfFiles):
             raise first_error from None

@@ -20,7 +20,7 @@ from proxy.core.errors import (
 )
 from proxy.core.ports import Clock
 from proxy.http.client_connection import Tunnel
-from proxy.http.framing import HELD_LIMIT, LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
+from proxy.http.framing import LAST_CHUNK, Framing, Plain, Rechunked, UntilClose, WholeChunks
 from proxy.http.guards import reset
 from proxy.http.head import (
     BAD_REQUEST,
@@ -44,7 +44,7 @@ from proxy.http.pipeline import (
     transforms_of,
 )
 from proxy.http.request import HttpRequest
-from proxy.http.upstream.connection import MOST_PASSED, PodConnection, Receiver
+from proxy.http.upstream.connection import FLUSH_BYTES, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, serves, stream_error
 from proxy.openai.events import ends_whole, usage_from
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 ASK_AFTER = 1.0
 """Seconds of silence after which the pod's state decides whether to keep waiting."""
+
+LONGEST_HELD_BACK = 64 * 1024
+"""Bytes of a response that wait until it is known whether the pod declines."""
 
 _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
 _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
@@ -80,9 +83,9 @@ class RelayContext:
 class Response(Receiver):
     """The response of one attempt, from sending the request to its ending.
 
-    States: waiting for the head -> held back, while the start of the body decides whether the pod declines (`_decided`)
-    -> started, once the head has gone to the client (`_start_response` sets `attempt.status`) -> ended. It ends once,
-    and `attempt.ending` says how:
+    States: waiting for the head -> held back, while the start of the body decides whether the pod declines
+    (`_is_accepted`) -> started, once the head has gone to the client (`_start_response` sets `attempt.status`) ->
+    ended. It ends once, and `attempt.ending` says how:
 
     - `finished`: the pod's last read. COMPLETE, unless the stream is truncated or reports a failure: then `failed`.
     - `failed`: the pod failed or was too slow, or the client's upload broke off. Before the start `done` gets the
@@ -104,7 +107,7 @@ class Response(Receiver):
     _is_patched = False
     """Whether model name or cached tokens in the body are replaced."""
     _events = False
-    _undecided = False
+    _is_held_back = False
     """Whether everything, including the head, is held back until it is known that the pod does not decline."""
     _held = b""
     """The bytes that are held back."""
@@ -113,10 +116,10 @@ class Response(Receiver):
     _resumes = False
     """Whether it continues a response that another pod started."""
     _fed = 0
-    """Number of pieces of the meter that have gone through the pipeline."""
-    _passed = 0
-    """Bytes of the body that were read, including the framing."""
-    _flush_at = MOST_PASSED
+    """Number of pieces of the meter, since the last flush, that the framing has got."""
+    _received = 0
+    """Bytes of the body that came to `received`, including the framing; the connection counts the others."""
+    _flush_at = FLUSH_BYTES
     _seen = 0
     _seen_at = 0.0
 
@@ -151,13 +154,13 @@ class Response(Receiver):
         self._continuation = continuation
         self.changes_body = True
         if self._client_request.sent_status:
-            self._resumes = self._undecided = self._events = True
+            self._resumes = self._is_held_back = self._events = True
             if continuation.pipeline is not None:
                 self._framing, continuation.pipeline = continuation.pipeline, None
 
     # what the pod's connection calls
 
-    def start(self, head: ResponseHead) -> None:
+    def head_received(self, head: ResponseHead) -> None:
         """Choose the framing of the body and the transforms of its pipeline."""
         client_request = self._client_request
         if head.events and head.sized and self.changes_body:
@@ -192,22 +195,22 @@ class Response(Receiver):
                 transforms = transforms_of(self._attempt)
             if transforms:
                 self._framing = Pipeline(transforms, client_request.speaks_11)
-        self._undecided = self._events or head.declines or head.status in UNSURE
+        self._is_held_back = self._events or head.declines or head.status in UNSURE
 
     def received(self, raw: bytes) -> None:
         """Relay a read that is not the last. From the second on, reads of whole chunks go straight from the pod's
         connection to the client's socket (`pass_chunks`)."""
         head, connection, attempt, framing = self.head, self._connection, self._attempt, self._framing
         meter = connection.meter
-        if self._undecided and head is not None:
+        if self._is_held_back and head is not None:
             raw = self._held = self._held + raw
             beginning = b"".join(meter.pieces)
-            if not (head.status == 200 and serves(beginning)) and not self._decided(head, beginning):
+            if not (head.status == 200 and serves(beginning)) and not self._is_accepted(head, beginning):
                 return
-            self._undecided = False
+            self._is_held_back = False
         out = framing.feed(raw, meter.pieces[self._fed :] if self._fed else meter.pieces, meter.marks)
         self._fed = len(meter.pieces)
-        self._passed += len(raw)
+        self._received += len(raw)
         if head is not None:
             if not out and isinstance(framing, WholeBody):
                 connection.receive = self.received
@@ -218,7 +221,7 @@ class Response(Receiver):
             self._client_request.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
             attempt.note_first_byte(self._context.clock.now())
-        if self._passed + connection.passed >= self._flush_at:
+        if self._received + connection.bypassed >= self._flush_at:
             self._flush_meter()
         if not framing.in_step or attempt.first_byte_at is None:
             connection.receive = self.received
@@ -256,7 +259,7 @@ class Response(Receiver):
     def _finish(self, head: ResponseHead | None, raw: bytes, exact: bool) -> bool:
         """As `finished`, for a response that is not simple; return False if it failed."""
         meter, framing = self._connection.meter, self._framing
-        if self._undecided and head is not None:
+        if self._is_held_back and head is not None:
             body = b"".join(meter.pieces)
             error = self._declined(head, body)
             if error is not None:
@@ -371,7 +374,7 @@ class Response(Receiver):
         """End a stalled response; called by the sweep. `now` is monotonic seconds."""
         timeouts, attempt = self._context.config.timeouts, self._attempt
         request = attempt.request
-        passed = self._passed + self._connection.passed
+        passed = self._received + self._connection.bypassed
         if passed != self._seen or self.paused or not self._connection.request_sent:
             self._seen, self._seen_at = passed, now
         silent_since = self._seen_at or attempt.started_at
@@ -392,13 +395,13 @@ class Response(Receiver):
         pieces = self._connection.meter.pieces
         body = pieces[-1] if len(pieces) == self._fed + 1 else b"".join(pieces[self._fed :])
         self._fed = len(pieces)
-        self._passed += len(raw)
+        self._received += len(raw)
         framing = self._framing
         assert isinstance(framing, Pipeline)
         out = framing.process(body)
         if out:
             self._client_request.transport.write(out)
-        if self._passed >= self._flush_at:
+        if self._received >= self._flush_at:
             self._flush_meter()
         if self._continuation is not None:
             self._check_engine(self._continuation)
@@ -427,7 +430,7 @@ class Response(Receiver):
 
     def _flush_meter(self) -> None:
         self._connection.meter.flush(self._attempt)
-        self._flush_at = self._passed + self._connection.passed + MOST_PASSED
+        self._flush_at = self._received + self._connection.bypassed + FLUSH_BYTES
         self._fed = 0
 
     def _check_engine(self, continuation: Continuation) -> None:
@@ -454,9 +457,9 @@ class Response(Receiver):
         self._end_attempt(ending, for_gateway)
         return True
 
-    def _decided(self, head: ResponseHead, beginning: bytes) -> bool:
-        """Return whether the response goes to the client. Fail if the pod declines."""
-        if needs_more(head, beginning) and len(self._held) <= HELD_LIMIT:
+    def _is_accepted(self, head: ResponseHead, beginning: bytes) -> bool:
+        """Return whether the response goes to the client. If the pod declines, fail the attempt."""
+        if needs_more(head, beginning) and len(self._held) <= LONGEST_HELD_BACK:
             return False
         error = self._declined(head, beginning)
         if error is not None:

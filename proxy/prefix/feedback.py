@@ -1,5 +1,5 @@
-"""Eviction in the prefix index: beyond a pod's capacity, after long disuse, at the memory limit, and when a pod reports
-fewer cached tokens than predicted."""
+"""Learning from what pods report about their caches, and the eviction from the prefix index: of what a pod has probably
+evicted, beyond its capacity, after long disuse and at the memory limit."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class IndexEviction:
         """Learn from a response. Return False if it proves that the pod has lost its cache."""
         pod, spans = reservation.pod, reservation.spans
         depth_of = self.forest.depth_of
-        known = sum([depth_of(known) for _, _, known, _ in spans])
+        known = sum([depth_of(confirmed) for _, _, confirmed, _ in spans])
         total = max(1, sum([depth_of(len(chain)) for chain, _, _, _ in spans]))
         found = cached_tokens * total / max(1, prompt_tokens)
         expected = known
@@ -164,9 +164,9 @@ class IndexEviction:
     def _longest_unused(self, reservation: Reservation) -> tuple[float, int, int]:
         """Return the least recently used part of what the pod held of a prompt, always its end: the time of its use and
         the blocks at which it starts and ends."""
-        ((chain, _, known, _),) = reservation.spans
+        ((chain, _, confirmed, _),) = reservation.spans
         used_at, start, end = math.inf, 0, 0
-        for holding in self.forest.path(reservation.pod, chain, known):
+        for holding in self.forest.path(reservation.pod, chain, confirmed):
             if holding.used_at is not None and holding.used_at < used_at:
                 used_at, start = holding.used_at, end
             end += holding.segment.blocks
@@ -219,8 +219,8 @@ class HitWindow:
             return None
         since, until = opened.scraped_at, metrics.scraped_at
         counted = predicted = prompts = 0
-        for began, first_byte_at, prediction, prompt in attempts:
-            if began >= since and first_byte_at <= until:  # All that the pod counted for it is between the scrapes.
+        for started_at, first_byte_at, prediction, prompt in attempts:
+            if started_at >= since and first_byte_at <= until:  # counted by the pod between the scrapes
                 counted += 1
                 predicted += prediction
                 prompts += prompt

@@ -60,7 +60,7 @@ class PrefixIndex:
         self.depth_of = self._forest.depth_of
         """The blocks that a number of leading hashes of a chain stand for."""
         self._pods: dict[Endpoint, PodMemory] = {}
-        self._upkeep = IndexEviction(self._forest, self._pods, ttl, max_bytes)
+        self._eviction = IndexEviction(self._forest, self._pods, ttl, max_bytes)
         self.version = 0
         """Changes whenever a match could change; not for requests whose blocks are known."""
         self.is_crowded = False
@@ -69,12 +69,12 @@ class PrefixIndex:
     @property
     def max_bytes(self) -> float:
         """The memory limit. After a change the next operations evict the excess."""
-        return self._upkeep.max_bytes
+        return self._eviction.max_bytes
 
     @max_bytes.setter
     def max_bytes(self, max_bytes: float) -> None:
-        self._upkeep.max_bytes = max_bytes
-        self._upkeep.expire_soon()
+        self._eviction.max_bytes = max_bytes
+        self._eviction.expire_soon()
         self.version += 1
 
     def match(self, chain: Chain) -> dict[Endpoint, int]:
@@ -119,11 +119,11 @@ class PrefixIndex:
         pod = self._pods.get(endpoint) or self._admit(endpoint)
         if pod.capacity != capacity:
             pod.capacity = capacity
-            self._upkeep.due_at = -math.inf
+            self._eviction.due_at = -math.inf
         spans = [self._claim(pod, chains[0])] if len(chains) == 1 else [self._claim(pod, chain) for chain in chains]
         reservation = Reservation(pod, spans)
         now = self._now()
-        if now >= self._upkeep.due_at:
+        if now >= self._eviction.due_at:
             self._tidy(pod, now)
         return reservation
 
@@ -178,7 +178,7 @@ class PrefixIndex:
     def observe(self, reservation: Reservation, prompt_tokens: int, cached_tokens: int) -> bool:
         """Learn from the usage of a prompt that is about to be confirmed. Return False if it proved that the pod lost
         its cache; the pod is then forgotten, including this prompt."""
-        if self._upkeep.learn(reservation, prompt_tokens, cached_tokens):
+        if self._eviction.learn(reservation, prompt_tokens, cached_tokens):
             return True
         self.lost(reservation.pod.endpoint)
         return False
@@ -186,7 +186,7 @@ class PrefixIndex:
     def forget_share(self, endpoint: Endpoint, share: float) -> None:
         """Record that only this share of the predicted hits occurred."""
         if pod := self._pods.get(endpoint):
-            self._upkeep.forget_share(pod, share)
+            self._eviction.forget_share(pod, share)
 
     def confirm(self, reservation: Reservation) -> None:
         """Record that the pod has computed the prompt and holds it."""
@@ -222,7 +222,7 @@ class PrefixIndex:
                     holding.used_at = now
                     if pod.ring.older is not holding:
                         pod.make_newest(holding)
-        if now >= self._upkeep.due_at or pod.blocks + pod.response_blocks > pod.limit:
+        if now >= self._eviction.due_at or pod.blocks + pod.response_blocks > pod.limit:
             self._tidy(pod, now)
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -232,7 +232,7 @@ class PrefixIndex:
             self.version += 1
             self._forest.retire(pod)
             if not self._forest.clear(WORK):
-                self._upkeep.due_at = -math.inf
+                self._eviction.due_at = -math.inf
 
     def prediction_error(self, endpoint: Endpoint) -> float:
         """Return the recent mean difference of the cached tokens that were predicted and that responses reported, as a
@@ -262,7 +262,7 @@ class PrefixIndex:
 
     def _admit(self, endpoint: Endpoint) -> PodMemory:
         pod = self._pods[endpoint] = self._forest.admit(endpoint)
-        self._upkeep.due_at = -math.inf
+        self._eviction.due_at = -math.inf
         return pod
 
     def _claim(self, pod: PodMemory, chain: Chain) -> Span:
@@ -294,7 +294,7 @@ class PrefixIndex:
     def _extend(self, pod: PodMemory, chain: Chain, at: int, path: list[Holding]) -> Span:
         """Continue down the chain: pin existing segments, cut to size, and add missing ones while there is capacity."""
         forest, depths, total, known = self._forest, self._depths, len(chain), at
-        full = forest.bytes >= self._upkeep.max_bytes
+        full = forest.bytes >= self._eviction.max_bytes
         while at < total:
             segment = forest.segments.get(chain[at])
             holding = pod.held.get(segment) if segment is not None else None
@@ -320,7 +320,7 @@ class PrefixIndex:
                 self.is_crowded = True
             path.append(holding)
             at += len(segment.hashes)
-        self._upkeep.due_at = -math.inf
+        self._eviction.due_at = -math.inf
         return chain, at, known, path
 
     def _settle_provisional(self, pod: PodMemory, holding: Holding, computed: bool, now: float) -> bool:
@@ -341,7 +341,7 @@ class PrefixIndex:
     def _tidy(self, pod: PodMemory, now: float) -> None:
         """Handle a change that a match could see."""
         self.version += 1
-        self._upkeep.run(pod, now)
+        self._eviction.run(pod, now)
 
 
 def _fits(response: CachedResponse, turn: ConversationTurn) -> bool:

@@ -63,8 +63,8 @@ Lacks = tuple[int, int, Mapping[Endpoint, int]]
 
 
 def most_cached(prompt_tokens: int, block_size: int) -> int:
-    """Return the tokens of a prompt that an engine can have cached: whole blocks, 0 if their size is unknown, and never
-    the last token, which is always computed."""
+    """Return the tokens of a prompt that an engine can have cached: whole blocks, or tokens if
+    `block_size` is 0 (unknown), and never the last token, which is always computed."""
     size = block_size or 1
     return (prompt_tokens - 1) // size * size if prompt_tokens > 0 else 0
 

@@ -21,8 +21,9 @@ P = TypeVar("P", bound=Plugin)
 
 @dataclass(slots=True)
 class Profile:
-    """Guarded plugins in the order in which a run calls them. A run has no side effects, so retries, shadows and dry
-    runs use it alike. Plugins receive the candidates as a tuple, which they cannot change."""
+    """Guarded plugins in the order in which a run calls them. A run changes nothing that a later run reads, except that
+    models may learn from what has been observed; so retries, shadows and dry runs use it alike. Plugins receive the
+    candidates as a tuple, which they cannot change."""
 
     name: str
     filters: Sequence[GuardedFilter]

@@ -65,9 +65,9 @@ def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     second, date, lines = math.nan, "", []
     for (name, method, path, received_at, who), ended_at, status, outcome, sent, last in requests:
-        model, endpoint, begun_at, usage, relayed, attempt, error = last
+        model, endpoint, first_byte_at, usage, relayed, number, error = last
         prompt, completion, cached = usage or _UNCOUNTED
-        shape = (begun_at is not None, prompt is not None, cached is not None)
+        shape = (first_byte_at is not None, prompt is not None, cached is not None)
         kind = (method, path, model, endpoint, status, outcome._value_, error, who, shape)
         line = kinds.get(kind) or kinds.setdefault(kind, _template(kind))
         at = ended_at + epoch
@@ -77,14 +77,14 @@ def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
         micros = (1e6 * (at - second)).__round__()  # faster than `round`
         line["time"] = f"{date}{_MILLIS[micros // 1000]}{_MICROS[micros % 1000]}" if 0 < micros < 10**6 else _time(at)
         line["request_id"] = name
-        if begun_at is not None:
-            line["ttft"] = (1e6 * (begun_at - received_at)).__round__() / 1e6
+        if first_byte_at is not None:
+            line["ttft"] = (1e6 * (first_byte_at - received_at)).__round__() / 1e6
         line["duration"] = (1e6 * (ended_at - received_at)).__round__() / 1e6
         if prompt is not None:
             line["prompt_tokens"], line["completion_tokens"] = prompt, completion
         if cached is not None:
             line["cached_tokens"] = cached
-        line["bytes"], line["attempts"] = sent or relayed, attempt + 1
+        line["bytes"], line["attempts"] = sent or relayed, number + 1
         lines.append(json_line(line))
     return b"".join(lines)
 

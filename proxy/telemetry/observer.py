@@ -130,9 +130,9 @@ class RequestSeries:
         endings: defaultdict[tuple[Endpoint, str], int] = defaultdict(int)
         responses: defaultdict[str, list[Served]] = defaultdict(list)
         expected = hits = 0
-        for endpoint, ending, attempt, predicted, prompt, status, model, response in records:
+        for endpoint, ending, number, predicted, prompt, status, model, response in records:
             endings[endpoint, ending._value_] += 1
-            if attempt:
+            if number:
                 self._retries.value += 1
             if predicted is not None:
                 expected += prompt
@@ -306,11 +306,11 @@ class Observer(Listener):
     ) -> None:
         last = NO_ATTEMPT
         if attempt is not None:
-            model, begun_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
+            model, first_byte_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
             error = ""
             if outcome is not COMPLETE:
                 error = client_request.refusal if isinstance(outcome, Reason) else attempt.error
-            last = (model, attempt.endpoint.name, begun_at, usage, attempt.response_bytes, attempt.number, error)
+            last = (model, attempt.endpoint.name, first_byte_at, usage, attempt.response_bytes, attempt.number, error)
         elif outcome is not COMPLETE:
             last = (client_request.model, None, None, None, 0, -1, client_request.refusal)
         sender = client_request

@@ -101,11 +101,11 @@ class Receiver:
     head: ResponseHead | None = None
     """The head as the connection has read it; None before that and after it has been relayed."""
     changes_body = False
-    """Whether the body may be changed, or continue another response. Then `start` is called for simple responses
-    too."""
+    """Whether the body may be changed, or continue another response. Then `head_received` is called for simple
+    responses too."""
 
-    def start(self, head: ResponseHead) -> None:
-        """Start a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""
+    def head_received(self, head: ResponseHead) -> None:
+        """Receive the head of a response that is not simple. Raise UpstreamFailed if it cannot be relayed."""
 
     def received(self, raw: bytes) -> None:
         """Receive a read. It may replace `PodConnection.receive` by another function."""
@@ -138,7 +138,7 @@ MOST_INFORMATIONAL = 100
 HEAD_END = b"\r\n\r\n"
 LINE_FEED = ord("\n")
 
-MOST_PASSED = 2 * TAIL
+FLUSH_BYTES = 2 * TAIL
 """Bytes of chunks that bypass the receiver before the meter is flushed: 60 events or more at the cost of one."""
 
 
@@ -161,7 +161,7 @@ class PodConnection(asyncio.Protocol):
         self.meter = ResponseMeter()
         self.receive: Callable[[bytes], None] | None = self._beginning
         """None while chunks bypass the receiver: see `pass_chunks`."""
-        self.passed = 0
+        self.bypassed = 0
         """Bytes of the current response that bypassed the receiver."""
         self._write: Callable[[bytes], None] = _unread
         self._flush_at = 0
@@ -191,7 +191,7 @@ class PodConnection(asyncio.Protocol):
         self._receiver = receiver
         self._keeps = None
         self._informational = 0
-        self.passed = 0
+        self.bypassed = 0
         self._begun.append(None)
         self.receive = self._beginning
         if len(body) < 16 * 1024:
@@ -215,10 +215,10 @@ class PodConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def pass_chunks(self, write: Callable[[bytes], None]) -> None:
-        """Pass reads that end with a chunk to `write`, and other reads to the receiver; also one after MOST_PASSED
+        """Pass reads that end with a chunk to `write`, and other reads to the receiver; also one after FLUSH_BYTES
         bytes, which flushes the meter."""
         self._write = write
-        self._flush_at = self.passed + MOST_PASSED
+        self._flush_at = self.bypassed + FLUSH_BYTES
         self.receive = None
 
     def splice(self, protocol: asyncio.Protocol) -> None:
@@ -250,10 +250,10 @@ class PodConnection(asyncio.Protocol):
                 if receive is not None:
                     receive(data)
                     return
-                passed = self.passed + len(data)
+                bypassed = self.bypassed + len(data)
                 # Behind a CLOSED there is no line feed but the chunk's. Comparing two bytes is slower.
-                if self.meter.marks[-1] and data[-1] == LINE_FEED and passed < self._flush_at:
-                    self.passed = passed
+                if self.meter.marks[-1] and data[-1] == LINE_FEED and bypassed < self._flush_at:
+                    self.bypassed = bypassed
                     write = self._write
                     write(data)
                 elif self._receiver is not None:
@@ -357,7 +357,7 @@ class PodConnection(asyncio.Protocol):
             self._keeps = head.keeps
             receiver.head = head
             if not head.simple or receiver.changes_body:
-                receiver.start(head)
+                receiver.head_received(head)
         except UpstreamFailed as error:
             self._fail(error)
             return None

@@ -338,7 +338,7 @@ class Collected(Receiver):
         self._connection.abort()
         self.whole.cancel()
 
-    def start(self, head: ResponseHead) -> None:
+    def head_received(self, head: ResponseHead) -> None:
         if head.status == 101:
             raise InvalidResponse("it switched protocols without a request")
         self._connection.until_close = head.until_close

@@ -15,8 +15,8 @@ from proxy.core.request import DataKey, InferenceRequest
 from proxy.latency.forecast import HEADERS, STAGE_COST, LatencyForecast, Objectives, objectives, reads_forecast
 
 ALIKE, ALIKE_SHARE = 0.005, 0.05
-"""Smallest difference of costs, in seconds and as a share. Smaller differences count as equal, so that random errors do
-not send all requests to the same pod."""
+"""Seconds, plus a share of the lowest cost, within which costs count as equal, so that random errors do not send all
+requests to the same pod."""
 
 UNUSED = "accepted and without effect: predictions are always used"
 

@@ -10,7 +10,7 @@ import pytest
 from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
 from proxy.http.framing import HELD_LIMIT
-from proxy.http.upstream.connection import HEAD_LIMIT, MOST_INFORMATIONAL, MOST_PASSED
+from proxy.http.upstream.connection import FLUSH_BYTES, HEAD_LIMIT, MOST_INFORMATIONAL
 from proxy.reliability.settings import Timeouts
 from tests.helpers.http.support import SSE_HEAD, chunk, event, plain, understand
 from tests.helpers.http.wire import RelayedResponse
@@ -30,7 +30,7 @@ async def test_a_stream_of_events_is_written_at_once_and_hardly_buffered() -> No
     for at, each in enumerate(events):
         relayed.read(each)
         assert relayed.client.written.endswith(each)
-        assert sum(map(len, relayed.connection.meter.pieces)) <= MOST_PASSED
+        assert sum(map(len, relayed.connection.meter.pieces)) <= FLUSH_BYTES
         assert at < 1 or passes_chunks(relayed)
     relayed.read(event('{"usage":{"prompt_tokens":4,"completion_tokens":2}}'))
     relayed.read(END)

@@ -110,7 +110,7 @@ async def test_a_listener_that_fails_at_the_first_byte_changes_no_response(caplo
 async def test_an_error_before_anything_is_sent_is_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Response, "start", breaks)
+    monkeypatch.setattr(Response, "head_received", breaks)
     async with Pod(answering(SSE_HEAD, event("1"))) as pod, rig(pod) as port:
         seen = await port.ask(post(body=STREAMED))
         assert seen.status == 500
