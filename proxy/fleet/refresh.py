@@ -194,7 +194,7 @@ class Refresher:
         endpoint, sent_at = self._endpoint, self._clock.now()
         in_flight = [each.load.requests for each in endpoint.ranks]
         try:
-            status, body = await self._get(self.settings.metrics_url(self._endpoint.url))
+            status, body = await self._get(self.settings.metrics_url(endpoint.url))
             if status != 200:
                 raise ScrapeError(f"status {status}")
             dialect = self.dialects.of(endpoint)
@@ -279,7 +279,8 @@ class Refresher:
             self._scraped(self._endpoint, 0.0, 0)
         self._fleet.missed(self._endpoint, why)
         if self._missed == STALE_AFTER:
-            log.warning("pod %s: the metrics are stale: %s", self._pod, why)
+            url = self.settings.metrics_url(self._endpoint.url)
+            log.warning("pod %s: the metrics are stale: %s: %s", self._pod, url, why)
             for endpoint in self._endpoint.ranks:
                 stale = replace(endpoint.metrics, freshness=Freshness.STALE)
                 endpoint.publish(stale, endpoint.load.requests)

@@ -131,7 +131,9 @@ def _part(total: Metrics, number: int, rank: int) -> Metrics:
 
 def _metrics_of(samples: Samples, dialect: Dialect, scraped_at: float) -> Metrics:
     if not samples.keys() - {PROCESS_START}:
-        raise ScrapeError("the exposition has none of the engine's metrics")
+        raise ScrapeError(
+            "it has no metric of the pod's engine; see the `engine` of the pod, and path and port of `pods.refresh`"
+        )
     return _read(samples, dialect, scraped_at)
 
 

@@ -15,6 +15,8 @@ from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.prefix.kv_subscriptions import EVENTS_PORT
 from proxy.tools import presets
 
+METRICS_PATH = "/metrics"
+
 SKEW = 2.0
 """Tolerated difference of clocks in seconds; the resolution of the Date header is one."""
 SLOW_TOKENIZE = 0.05
@@ -80,6 +82,8 @@ def _compared(pods: Sequence[PodReport]) -> Iterator[tuple[str, Level, list[Any]
     lengths = [pod.max_model_len for pod in pods]
     fix = "give all of them the same --max-model-len: one pod accepts what another refuses"
     yield "context", WARNING, lengths, fix
+    paths = [pod.metrics_path for pod in pods]
+    yield "metrics", WARNING, paths, "pods.refresh.path is the same for all pods of a pool: configure two pools"
     connectors = [pod.transfer.connector or pod.transfer.unknown for pod in pods]
     fix = "configure one --kv-transfer-config for all pods of a pool"
     yield "connector", FAULT, connectors, fix
@@ -99,7 +103,7 @@ def _health(seen: PodReport) -> Results:
 def _engine(seen: PodReport) -> Results:
     found = seen.exposition
     if found is None:
-        fix = "do not start the engine with --disable-log-stats; if metrics are on another port, see pods.refresh.port"
+        fix = "do not start vLLM with --disable-log-stats; for other ports or paths see pods.refresh.port and path"
         yield FAULT, "/metrics has no metric of a known engine, so placement does not see the load of the pod", fix
         return
     version = f" {seen.version}" if seen.version else ", which does not say its version"
@@ -120,15 +124,17 @@ def _metrics(seen: PodReport) -> Results:
         yield NOTE, f"it uses older names, which are read too: {', '.join(found.old)}", ""
     if found.seconds > SLOW_METRICS:
         fix = "raise pods.refresh.interval"
-        yield WARNING, f"/metrics takes {found.seconds * 1e3:.0f} ms ({found.size} bytes)", fix
+        yield WARNING, f"{seen.metrics_path} takes {found.seconds * 1e3:.0f} ms ({found.size} bytes)", fix
     elif not found.missing:
-        yield OK, f"/metrics has all that is read: {found.size} bytes in {found.seconds * 1e3:.0f} ms", ""
+        yield OK, f"{seen.metrics_path} has all that is read: {found.size} bytes in {found.seconds * 1e3:.0f} ms", ""
 
 
 def _caching(seen: PodReport) -> Results:
-    fix = "start the engine with --enable-prefix-caching: without it no placement saves any work"
-    if seen.engine == "sglang":
-        fix = "start the engine without --disable-radix-cache: without it no placement saves any work"
+    how = {
+        "vllm": "start the engine with --enable-prefix-caching",
+        "sglang": "start the engine without --disable-radix-cache",
+    }.get(seen.engine, "enable the prefix caching of the engine")
+    fix = f"{how}: without it no placement saves any work"
     if seen.says_caching is False:
         yield FAULT, "prefix caching is off", fix
         return
@@ -143,9 +149,8 @@ def _caching(seen: PodReport) -> Results:
     count = tried.reported or tried.counted
     yield OK, f"{count:.0f} of {tried.prompt_tokens} tokens of a repeated prompt were cached", ""
     if tried.reported is None:
-        more = "start the engine with --enable-prompt-tokens-details"
-        if seen.engine == "sglang":
-            more = "start the engine with --enable-cache-report"
+        flags = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
+        more = f"start the engine with {flags[seen.engine]}" if seen.engine in flags else ""
         yield NOTE, "responses do not report cached tokens, so kvlane learns less from them", more
 
 
@@ -226,7 +231,8 @@ def _keep_alive(seen: PodReport) -> Results:
     if seen.keep_alive is None:
         yield NOTE, "how long it keeps idle connections: not seen", ""
     elif seen.keep_alive <= IDLE_LIMIT:
-        fix = f"set VLLM_HTTP_TIMEOUT_KEEP_ALIVE to 5 or more: kvlane uses idle connections again for {IDLE_LIMIT:g} s"
+        name = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE" if seen.engine == "vllm" else "the keep-alive timeout of its server"
+        fix = f"set {name} to 5 s or more: kvlane uses idle connections again for {IDLE_LIMIT:g} s"
         when = f"after {seen.keep_alive:.1f} s" if seen.keep_alive else "after every response"
         yield WARNING, f"it closes idle connections {when}: now and then a request meets one that closes", fix
     else:
@@ -338,6 +344,7 @@ class PodReport:
     models: tuple[str, ...] = ()
     max_model_len: int | None = None
     exposition: ExpositionFinding | None = None
+    metrics_path: str = METRICS_PATH
     caching: Caching | None = None
     ranks: Ranks | None = None
     says_caching: bool | None = None
@@ -364,6 +371,9 @@ def recommended(pods: Sequence[PodReport]) -> dict[str, Any]:
         pod.engine == DEFAULT_ENGINE and pod.events and pod.events.speaks and pod.tokenize is not None for pod in pods
     )
     found: dict[str, Any] = {"pods": {"static": [_pod(pod, exact) for pod in pods]}}
+    paths = {pod.metrics_path for pod in pods if pod.exposition}
+    if len(paths) == 1 and (path := paths.pop()) != METRICS_PATH:
+        found["pods"]["refresh"] = {"path": path}
     connectors = {pod.transfer.connector for pod in pods}
     if {"prefill", "decode"} <= {pod.transfer.role for pod in pods} and len(connectors) == 1 and "" not in connectors:
         connector = connectors.pop()

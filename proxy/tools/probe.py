@@ -25,9 +25,21 @@ from proxy.fleet.scrape import parse_models, parse_ranks
 from proxy.http.rank import RANK_HEADER, body_for
 from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.telemetry.exposition import SampleReader, ScrapeError
-from proxy.tools.findings import CACHE, Caching, Events, ExpositionFinding, PodReport, Ranks, TransferFinding
+from proxy.tools.findings import (
+    CACHE,
+    METRICS_PATH,
+    Caching,
+    Events,
+    ExpositionFinding,
+    PodReport,
+    Ranks,
+    TransferFinding,
+)
 
 T = TypeVar("T")
+
+METRICS_PATHS = (METRICS_PATH, "/prometheus/metrics")
+"""Where engines serve their metrics; the second path is that of trtllm-serve."""
 
 EVENTS_PORT = 5557
 IDLE = IDLE_LIMIT + 2
@@ -71,10 +83,7 @@ async def _observe(pod: PodClient, seen: PodReport, manner: ProbeOptions, random
     version = await _or_none(pod.fetch("/version"))
     seen.version = str(version.json.get("version") or "") if version else ""
     await _read_models(pod, seen)
-    metrics = await _or_none(pod.fetch("/metrics"))
-    if metrics is not None and metrics.ok and (found := read_exposition(metrics.body, metrics.seconds)):
-        seen.exposition = found
-        seen.says_caching = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
+    await _read_metrics(pod, seen)
     seen.events = await _or_none(_events(pod, manner))
     seen.tokenize = await _or_none(try_tokenize(pod, seen))
     if not manner.sends:
@@ -84,6 +93,15 @@ async def _observe(pod: PodClient, seen: PodReport, manner: ProbeOptions, random
         seen.ranks = await _or_none(try_ranks(pod, seen, manner.reaction_time))
     seen.transfer = await _or_none(read_transfer(pod, seen)) or seen.transfer
     seen.abort = await _or_none(try_abort(pod, seen, manner.reaction_time))
+
+
+async def _read_metrics(pod: PodClient, seen: PodReport) -> None:
+    for path in METRICS_PATHS:
+        metrics = await _or_none(pod.fetch(path))
+        if metrics is not None and metrics.ok and (found := read_exposition(metrics.body, metrics.seconds)):
+            seen.exposition, seen.metrics_path = found, path
+            seen.says_caching = {"True": True, "False": False}.get(found.labels.get("enable_prefix_caching", ""))
+            return
 
 
 async def _read_models(pod: PodClient, seen: PodReport) -> None:
@@ -209,7 +227,7 @@ async def try_caching(pod: PodClient, seen: PodReport, reaction_time: float, ran
         details = usage.get("prompt_tokens_details") or {}
         found = Caching(reported=details.get("cached_tokens"), prompt_tokens=int(usage.get("prompt_tokens") or 0))
         if times == 0:
-            before = (await _scraped(pod)).metrics.prefix_hits
+            before = (await _scraped(pod, seen)).metrics.prefix_hits
         elif found.reported:
             break
     if found.reported is not None:
@@ -218,14 +236,14 @@ async def try_caching(pod: PodClient, seen: PodReport, reaction_time: float, ran
         return Caching(refused="neither responses nor metrics report cached tokens")
     begun, counted = pod.clock.now(), 0.0
     while not counted and pod.clock.now() < begun + reaction_time:
-        counted = (await _scraped(pod)).metrics.prefix_hits - before
+        counted = (await _scraped(pod, seen)).metrics.prefix_hits - before
         await asyncio.sleep(0.1)
     return replace(found, counted=counted)
 
 
 async def try_ranks(pod: PodClient, seen: PodReport, reaction_time: float) -> Ranks:
     """Send as many requests as there are data-parallel ranks to the last one, and see which counters grow."""
-    before = (await _scraped(pod)).ranks
+    before = (await _scraped(pod, seen)).ranks
     last = len(before) - 1
     endpoint = Endpoint("", engine=seen.engine, rank=last)
     body = orjson.loads(body_for(endpoint, orjson.dumps(_body(seen, "the sea", max_tokens=1))))
@@ -233,7 +251,7 @@ async def try_ranks(pod: PodClient, seen: PodReport, reaction_time: float) -> Ra
         await pod.fetch(COMPLETIONS, body, {RANK_HEADER: str(last)})
     begun, grown = pod.clock.now(), [0.0 for _ in before]
     while not any(grown) and pod.clock.now() < begun + reaction_time:
-        now = (await _scraped(pod)).ranks
+        now = (await _scraped(pod, seen)).ranks
         grown = [after.prompt_tokens - one.prompt_tokens for after, one in zip(now, before, strict=True)]
         await asyncio.sleep(0.1)
     return Ranks(grown[last], sum(grown[:last]))
@@ -282,12 +300,12 @@ async def try_abort(pod: PodClient, seen: PodReport, reaction_time: float) -> fl
         if response.status != 200:
             return None
         await response.content.readany()
-        running = await _running(pod)
+        running = await _running(pod, seen)
     finally:
         response.close()
     begun = pod.clock.now()
     while running == 1 and pod.clock.now() < begun + reaction_time:
-        if not await _running(pod):
+        if not await _running(pod, seen):
             return pod.clock.now() - begun
         await asyncio.sleep(0.05)
     return math.inf if running == 1 else None
@@ -298,14 +316,14 @@ def _body(seen: PodReport, prompt: str, **more: Any) -> dict[str, Any]:
     return {**model, "prompt": prompt, "temperature": 0, **more}
 
 
-async def _scraped(pod: PodClient) -> ExpositionFinding:
+async def _scraped(pod: PodClient, seen: PodReport) -> ExpositionFinding:
     """Return the metrics of the pod; without values if its engine is unknown."""
-    text = (await pod.fetch("/metrics")).body
+    text = (await pod.fetch(seen.metrics_path)).body
     return read_exposition(text) or ExpositionFinding("", NEVER_SCRAPED, len(text), 0.0)
 
 
-async def _running(pod: PodClient) -> int:
-    total = (await _scraped(pod)).metrics
+async def _running(pod: PodClient, seen: PodReport) -> int:
+    total = (await _scraped(pod, seen)).metrics
     return total.running + total.waiting
 
 

@@ -41,6 +41,8 @@ class FakePod:
     """What the lines of its exposition that are left out have in them."""
     replies: dict[str, Any] = field(default_factory=dict)
     """Further paths and the JSON of their responses."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Further paths and the text of their responses."""
     nixl: bool = False
     kv_params: dict[str, Any] | None = None
     """What a prompt that is for another pod leaves."""
@@ -55,6 +57,8 @@ class FakePod:
         self.requested.append(request.path)
         if request.path in self.replies:
             return web.json_response(self.replies[request.path])
+        if request.path in self.texts:
+            return web.Response(text=self.texts[request.path])
         if request.path == "/health":
             return web.Response(status=self.health, headers={"Date": formatdate(SystemClock.wall() + self.ahead)})
         if request.path == "/metrics":

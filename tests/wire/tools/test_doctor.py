@@ -132,6 +132,22 @@ async def test_exactly_the_fault_is_found(pod: FakePod, check: str, level: Level
     assert finding.fix
 
 
+async def test_the_metrics_of_trtllm_serve_are_found_at_their_path() -> None:
+    metrics = "trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\n"
+    trtllm = FakePod(caches=False, replies={"/metrics": []}, texts={"/prometheus/metrics": metrics})
+    async with serving(trtllm), serving(FakePod()) as vllm:
+        found, other = await seen(trtllm.url), await seen(vllm.url)
+    assert found.engine == "trtllm-serve"
+    assert "--enable-prefix-caching" not in of(found, "prefix-caching").fix
+    written = recommended([found])["pods"]
+    assert written == {
+        "refresh": {"path": "/prometheus/metrics"},
+        "static": [{"url": trtllm.url, "engine": "trtllm-serve"}],
+    }
+    from_mapping({"pods": written})
+    assert "configure two pools" in next(one.fix for one in of_fleet([found, other]) if one.check == "metrics")
+
+
 async def test_a_pod_that_cannot_complete_is_reported_as_not_tried() -> None:
     async with serving(FakePod(completes=False)) as pod:
         found = await seen(pod.url)
