@@ -222,10 +222,15 @@ class AllFailed(BadGateway):
     """All attempts failed before a response started, so the client can send the request again."""
 
 
-class AllSaturated(AllFailed, status=429, code="saturated", reason=Reason.SATURATED):
+class LastSaturated(AllFailed, status=429, code="saturated", reason=Reason.SATURATED):
     """The last pod that was tried responded with 429. `retry_after` is the pod's, if it sent one."""
 
     retry_after: float = 1.0
+
+
+class EnvoySaturated(RequestError, status=429, code="saturated", reason=Reason.SATURATED, retry_after=1.0):
+    """A circuit breaker of Envoy is open. Not Saturated: Envoy does not send the request again, so another model cannot
+    help."""
 
 
 NO_POD = "No pod is ready. Retry shortly."

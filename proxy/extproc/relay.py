@@ -15,6 +15,7 @@ from proxy.core.errors import (
     GatewayTimeout,
     NoEndpoints,
     RankOutOfRange,
+    RequestError,
     TriedByEnvoy,
     UnknownModel,
     UpstreamFailed,
@@ -51,6 +52,8 @@ from proxy.http.upstream.pool import PodAddress
 from proxy.openai.errors import LONGEST, names_rank_out_of_range, says_that_model_is_missing, stream_error
 from proxy.reliability.failover import sees_some_models
 
+FEWER_RANKS = "The pod has fewer data-parallel ranks than it was known to have; retry shortly."
+
 
 class EnvoyRelay(TrackedRelay):
     """The relay of a request of a gateway; an attempt that is not for the client (`collect`) goes around it."""
@@ -68,15 +71,15 @@ class EnvoyRelay(TrackedRelay):
         """Messages of the response that were read before the reply to its head."""
         self._response: Any = None
         """The head of the pod's response."""
-        self._is_out_of_range = False
-        """Whether the pod did not have the rank. Envoy cannot send the request again."""
+        self._failure: RequestError | None = None
+        """The error with which further attempts end, because Envoy cannot send the request again."""
 
     async def relay(self, attempt: Attempt) -> None:
         """See `core.ports.Relay.relay`. If Envoy used another pod, the next attempt is on that pod."""
-        self.attempt = attempt
-        if self._is_out_of_range:
+        if self._failure is not None:
             attempt.ending = Ending.EVICTED
-            raise NoEndpoints("The pod has fewer data-parallel ranks than it was known to have; retry shortly.")
+            raise self._failure
+        self.attempt = attempt
         try:
             if self._response is None:
                 await self._send(attempt)
@@ -86,8 +89,12 @@ class EnvoyRelay(TrackedRelay):
         except asyncio.CancelledError:
             attempt.ending = attempt.ending or self._ending_of_incomplete(attempt)
             raise
-        except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel, RankOutOfRange):
+        except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel, RankOutOfRange) as error:
             attempt.ending = Ending.UPSTREAM_FAILED
+            if isinstance(error, RankOutOfRange):
+                self._failure = NoEndpoints(FEWER_RANKS)
+            elif isinstance(error, UnknownModel):
+                self._failure = error
             raise
         except (UpstreamTimedOut, GatewayTimeout):
             attempt.ending = Ending.TIMED_OUT
@@ -216,7 +223,6 @@ class EnvoyRelay(TrackedRelay):
             raise UnknownModel(attempt.request.model)
         error = names_rank_out_of_range(body) if attempt.status == BAD_REQUEST else None
         if error is not None and error.rank == attempt.endpoint.rank:
-            self._is_out_of_range = True
             raise error
 
     async def _next(self) -> tuple[str, Any]:

@@ -15,17 +15,17 @@ from proxy.core.attempt import CRASHES, UPSTREAM_FAILED, Attempt, Crashes, crash
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     AllFailed,
-    AllSaturated,
     BadGateway,
     ConnectFailed,
     Declined,
     EnvoyOverflow,
+    EnvoySaturated,
     FileLimitReached,
     GatewayTimeout,
+    LastSaturated,
     OutOfFiles,
     RankOutOfRange,
     RequestError,
-    Saturated,
     StreamInterrupted,
     SuspectedPoison,
     TriedByEnvoy,
@@ -209,6 +209,8 @@ def _fingerprint(request: InferenceRequest) -> bytes:
     return digest.digest()
 
 
+ENVOY_OVERFLOW = "A circuit breaker of Envoy is open: it has too many requests; retry shortly."
+
 NOT_FOUND = 404
 TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
@@ -285,13 +287,15 @@ class Failover:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError without
         one. With `is_optional` the stage can be skipped: only one other pod is tried."""
         if isinstance(error, TriedByEnvoy):  # Envoy has already moved on
-            if error.then is None:
-                raise _gave_up(attempt, error)
+            if error.then is None:  # not AllFailed: Envoy sends the request to no pod of another model either
+                raise BadGateway(f"No pod responded; tried {attempt.number + 1}. Try again shortly.") from error
             return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self.clock.now())
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, EnvoyOverflow):
-            raise Saturated("A circuit breaker of Envoy is open: it has too many requests; retry shortly.") from error
+            raise EnvoySaturated(
+                "A circuit breaker of Envoy is open: it has too many requests; retry shortly."
+            ) from error
         if self._log_limit.allows(type(error)):
             message = "request %s: attempt %d failed on pod %s: %s"
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)
@@ -438,7 +442,7 @@ def _gave_up(attempt: Attempt, error: UpstreamFailed) -> RequestError:
     elif isinstance(error, UpstreamTimedOut):
         failure = GatewayTimeout(f"No pod responded in time; tried {tried}.")
     elif isinstance(error, Declined) and error.status == TOO_MANY_REQUESTS and not has_started:
-        failure = AllSaturated(f"No pod has capacity; tried {tried}. Retry shortly.")
+        failure = LastSaturated(f"The last pod that was tried has no capacity; tried {tried}. Retry shortly.")
         failure.retry_after = error.retry_after or failure.retry_after
     elif has_started:
         failure = BadGateway(f"No pod continued the response; tried {tried}.")

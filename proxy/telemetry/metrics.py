@@ -231,7 +231,7 @@ class Merged:
 
 
 class Catalogue:
-    """All series of /metrics. To add one, declare it here and count it where the event happens."""
+    """All series of /metrics. To add one, see "Add a metric" in docs/architecture.md."""
 
     def __init__(self, version: str) -> None:
         self.families: list[AnyFamily] = []

@@ -14,10 +14,10 @@ from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.errors import (
     AllFailed,
-    AllSaturated,
     BadGateway,
     ConnectRefused,
     Declined,
+    LastSaturated,
     RankOutOfRange,
     RequestError,
     StreamInterrupted,
@@ -249,7 +249,7 @@ def test_the_last_possible_response_is_passed_on() -> None:
 async def test_a_pods_429_that_was_withheld_for_a_fallback_model_stays_429() -> None:
     world = World("a")
     first = world.first()
-    with pytest.raises(AllSaturated) as caught:
+    with pytest.raises(LastSaturated) as caught:
         await world.failover.next_attempt(_with_fallback(first), Declined(429, 7.0))
     assert (caught.value.status, caught.value.retry_after) == (429, 7.0)
 

@@ -22,6 +22,7 @@ from proxy.core.endpoint import update
 from proxy.core.errors import ConfigError
 from proxy.extproc import messages
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
+from proxy.extproc.request import ATTRIBUTES
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.settings import from_mapping
 from tests.helpers.http.authority import Authority
@@ -139,11 +140,16 @@ async def test_the_destination_is_in_a_header_and_in_the_metadata() -> None:
 
 MISSING = b'{"error":{"message":"The model `sim` does not exist. Models: secret-model","code":"model_not_found"}}'
 KEYS = [{"name": "some", "key": "some", "models": ["sim"]}, {"name": "all", "key": "all"}]
+FALLBACK = {"models": {"fallbacks": {"sim": ["other"]}}}
+TWO_MODELS = [{"models": ["sim"]}, {"models": ["other"]}]
 
 
-async def responses_to(key: str, mode: int, body: bytes, **fields: str) -> tuple[int, bytes]:
+async def responses_to(
+    key: str, mode: int, body: bytes, fields: Mapping[str, str] = NO_FIELDS, has_fallback: bool = False
+) -> tuple[int, bytes]:
     """Return the status and the body that a client of the gateway gets when a pod responds with this body and 404."""
-    async with gateway({"security": {"apiKeys": KEYS}}) as (s, channel):
+    more, pods = ({**BLIND, **FALLBACK}, TWO_MODELS) if has_fallback else ({}, [])
+    async with gateway({"security": {"apiKeys": KEYS}, **more}, pods) as (s, channel):
         one = talk(channel)
         await one.say(
             request_headers={"headers": headers({**HEAD, "authorization": f"Bearer {key}"})},
@@ -183,10 +189,17 @@ async def responses_to(key: str, mode: int, body: bytes, **fields: str) -> tuple
 @pytest.mark.parametrize("coded", [False, True])
 async def test_the_404_of_a_pod_does_not_list_models_for_a_restricted_key(mode: int, coded: bool) -> None:
     body, fields = (gzip.compress(MISSING), {"content-encoding": "gzip"}) if coded else (MISSING, {})
-    status, passed = await responses_to("some", mode, body, **fields)
+    status, passed = await responses_to("some", mode, body, fields)
     assert (status, orjson.loads(passed)["error"]["code"]) == (404, "model_not_found")
     assert b"secret" not in passed
-    assert await responses_to("all", mode, body, **fields) == (404, body)
+    assert await responses_to("all", mode, body, fields) == (404, body)
+
+
+@pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED])
+async def test_a_fallback_model_cannot_serve_a_request_that_got_a_404(mode: int) -> None:
+    status, passed = await responses_to("some", mode, MISSING, has_fallback=True)
+    assert (status, orjson.loads(passed)["error"]["code"]) == (404, "model_not_found")
+    assert b"secret" not in passed
 
 
 @pytest.mark.parametrize("mode", [FULL_DUPLEX_STREAMED, BUFFERED])
@@ -583,3 +596,30 @@ async def test_a_buffered_404_with_trailers_does_not_list_models_for_a_restricte
         await one.say(response_body={"body": MISSING})
         response = (await one.hear()).immediate_response
         assert (response.status.code, b"secret" in response.body) == (404, False)
+
+
+@pytest.mark.parametrize(
+    ("details", "status"),
+    [
+        ("upstream_reset_before_response_started{connection_failure}", 502),
+        ("upstream_reset_before_response_started{overflow}", 429),
+    ],
+)
+async def test_a_fallback_model_cannot_serve_a_request_that_envoy_failed_to_send(details: str, status: int) -> None:
+    async with gateway({**BLIND, **FALLBACK}, TWO_MODELS) as (s, channel):
+        one = talk(channel)
+        await one.head()
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        sent = set_by((await one.hear()).request_headers.response.header_mutation)
+        await one.hear()
+        named_details = {"key": "response.code_details", "value": {"string_value": details}}
+        attributes = [{"key": ATTRIBUTES, "value": {"fields": [named_details]}}]
+        head = {"headers": headers({":status": "503"}), "end_of_stream": True}
+        await one.say(response_headers=head, attributes=attributes)
+        assert (await one.hear()).immediate_response.status.code == status
+        assert sent[DESTINATION] == s.pods[0].url.removeprefix("http://")
+        await one.end()
+        await until(lambda: s.app.ledger.in_flight == 0)
+        s.app.observer.flush()
+        failed = 'kvlane_attempts_total{ending="upstream-failed",endpoint="%s"}'
+        assert [await s.sample(failed % name) or 0.0 for name in ("pod-0", "pod-1")] == [1.0, 0.0]
