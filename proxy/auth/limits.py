@@ -85,9 +85,8 @@ class RateLimiter(Admission):
         """Raise RateLimited, unless the limits are a shadow."""
         self._limited(meter.kind, meter.name, meter.limits.shadow)
         if not meter.limits.shadow:
-            message = (
-                f"Rate limit exceeded for '{meter.name}': {shortage.what}. Retry in {math.ceil(shortage.seconds)} s."
-            )
+            who, retry = f"the {meter.kind} '{meter.name}'", math.ceil(shortage.seconds)
+            message = f"Rate limit exceeded for {who}: {shortage.what}. Retry in {retry} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
     async def wait_for_share(self, shares: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> None:

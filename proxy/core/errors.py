@@ -42,8 +42,8 @@ class Reason(Enum):
     SATURATED = "rejected-saturated"
     TTL_EXPIRED = "rejected-ttl-expired"
     DEADLINE = "rejected-deadline"
-    EVICTED = "evicted-priority"
-    DISPLACED = "evicted-queue-pressure"
+    EVICTED_PRIORITY = "evicted-priority"
+    EVICTED_QUEUE_PRESSURE = "evicted-queue-pressure"
     RATE_LIMITED = "rate-limited"
     SHUTTING_DOWN = "rejected-shutting-down"
     SUSPECTED_POISON = "suspected-poison"
@@ -179,7 +179,8 @@ class QueueFull(FlowControlRefusal, code="queue_full"):
 
 
 class Shed(FlowControlRefusal, code="queue_full"):
-    """`flowControl.shedding` refuses the request because of its negative priority."""
+    """`flowControl.shedding` refuses the request because of its negative priority. Clients know the code of a full
+    queue, and handle both in the same way."""
 
 
 class WaitedTooLong(FlowControlRefusal, code="queue_timeout", reason=Reason.TTL_EXPIRED):
@@ -190,11 +191,11 @@ class DeadlineExceeded(FlowControlRefusal, code="deadline", reason=Reason.DEADLI
     """The deadline of the request, or its objective, has passed or cannot be met."""
 
 
-class Displaced(FlowControlRefusal, code="queue_full", reason=Reason.DISPLACED):
+class Displaced(FlowControlRefusal, code="queue_full", reason=Reason.EVICTED_QUEUE_PRESSURE):
     """A more urgent request, or one of a tenant with fewer queued requests, took its place in the full queue."""
 
 
-class Evicted(FlowControlRefusal, code="evicted", reason=Reason.EVICTED):
+class Evicted(FlowControlRefusal, code="evicted", reason=Reason.EVICTED_PRIORITY):
     """The request was aborted on a pod in favour of another one."""
 
 

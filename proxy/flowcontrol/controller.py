@@ -289,14 +289,18 @@ class FlowControl(Admission):
         request, band, queue = waiting.request, waiting.band, self.queue
         wait = self._rate.wait(queue.ahead(waiting))
         if wait is not None and self._clock.now() + wait > self._needed_by(waiting):
+            what = self._name_of(waiting)
             raise self.refusal(
-                waiting, DeadlineExceeded("No pod will have capacity before the deadline or objective of the request.")
+                waiting, DeadlineExceeded(f"No pod will have capacity before the {what} of the request.")
             )
         fits = len(request.body) <= min(self._settings.max_queued_bytes, band.most_bytes)
-        while band.is_full_for(request) or queue.is_full_for(waiting):
-            last = band.victim_for(waiting) if band.is_full_for(request) else queue.victim_for(waiting)
-            if last is None or not fits:
-                raise self.refusal(waiting, QueueFull("The queue is full: too many requests wait for a pod."))
+        while limit := band.reached_limit(request) or queue.reached_limit(waiting):
+            if not fits:
+                message = f"The pods are busy, and the body of the request is too large for the queue: {limit}."
+                raise self.refusal(waiting, QueueFull(message))
+            last = band.victim_for(waiting) if band.reached_limit(request) else queue.victim_for(waiting)
+            if last is None:
+                raise self.refusal(waiting, QueueFull(f"The queue is full: {limit} is reached."))
             last.band.drop(last)
             last.leave(self.refusal(last, Displaced(DISPLACED)))
 
@@ -314,10 +318,14 @@ class FlowControl(Admission):
             if expires <= needed:
                 late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {waiting.band.timeout:g} s.")
             else:
-                late = DeadlineExceeded("No pod had capacity before the deadline or objective of the request.")
+                late = DeadlineExceeded(f"No pod had capacity before the {self._name_of(waiting)} of the request.")
             raise self.refusal(waiting, late) from None
         if refusal is not None:
             raise refusal
+
+    def _name_of(self, waiting: Waiting) -> str:
+        """Return what determines `_needed_by`."""
+        return "deadline" if self._needed_by(waiting) >= waiting.request.deadline else "objective"
 
     def _needed_by(self, waiting: Waiting) -> float:
         request = waiting.request
@@ -423,12 +431,12 @@ class LoadShedding(Admission):
         if by_load is not None and request.priority < 0:
             endpoints = self.pods.endpoints_for(request.model)
             if endpoints and self.random.random() < chance(by_load, endpoints):
-                raise self._refusal(request, "The pods are too busy for requests of negative priority.")
+                raise self._refusal(request, "Requests of negative priority are shed: the pods are too busy.")
         return nullcontext()
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if request.priority < 0 and self.settings.shedding.missed_objectives and would_miss(request, endpoints):
-            raise self._refusal(request, "No pod is predicted to meet the objectives of the request.")
+            raise self._refusal(request, "The request is shed: no pod is predicted to meet its objectives.")
         return endpoints
 
     def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:

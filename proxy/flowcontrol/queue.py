@@ -59,15 +59,19 @@ class Queue:
             band = self._add(replace(model, priority=priority, name=""))
         return band
 
-    def is_full_for(self, waiting: Waiting) -> bool:
+    def reached_limit(self, waiting: Waiting) -> str:
+        """Return the limit that leaves no place for the request; empty if there is one."""
         settings, count = self._settings, self.waiting
-        if count >= settings.max_queued or self.bytes + len(waiting.request.body) > settings.max_queued_bytes:
-            return True
+        if count >= settings.max_queued:
+            return "flowControl.maxQueued"
+        if self.bytes + len(waiting.request.body) > settings.max_queued_bytes:
+            return "flowControl.maxQueuedBytes"
         spare = int(settings.max_queued * SPARE)
         if count < settings.max_queued - spare or count == waiting.band.not_displaceable_by(waiting.request):
-            return False
+            return ""
         below = sum(band.waiting for band in self.bands if band.priority < waiting.band.priority)
-        return below <= spare and waiting.band.victim_for(waiting) is None
+        is_spare = below > spare or waiting.band.victim_for(waiting) is not None
+        return "" if is_spare else "flowControl.maxQueued"
 
     def victim_for(self, waiting: Waiting) -> Waiting | None:
         """Return the request to drop for it: the last of the lowest band, if that is below its own."""
@@ -290,8 +294,13 @@ class Band:
                 self._ranked[model] = Ranking()
             self._ranked[model].place(flow, *rank)
 
-    def is_full_for(self, request: InferenceRequest) -> bool:
-        return self.waiting >= self._most or self.bytes + len(request.body) > self.most_bytes
+    def reached_limit(self, request: InferenceRequest) -> str:
+        """Return the limit of the band that leaves no place for the request; empty if there is one."""
+        if self.waiting >= self._most:
+            return f"maxQueued of the band `{self.name}`"
+        if self.bytes + len(request.body) > self.most_bytes:
+            return f"maxQueuedBytes of the band `{self.name}`"
+        return ""
 
     def ahead(self, waiting: Waiting) -> int:
         """Return the estimated number of requests of the band before it: flows have turns of one request."""

@@ -111,7 +111,7 @@ class Resolver:
                 await send(request)
                 return
             except (NoEndpoints, UnknownModel, Saturated, AllFailed) as error:
-                if error.reason is Reason.EVICTED:
+                if error.reason is Reason.EVICTED_PRIORITY:
                     raise
                 if failure is None or not isinstance(error, UnknownModel):
                     failure = _in_words_of(naming, request, error)

@@ -402,7 +402,7 @@ async def test_sheddable_requests_are_evicted_newest_first_and_one_at_a_time() -
         await it.come("n")
         await it.come("o")
         assert list(it.refused) == ["t"]
-        assert it.refused["t"].reason is Reason.EVICTED
+        assert it.refused["t"].reason is Reason.EVICTED_PRIORITY
         assert it.names == "stno"
         await it.come("p", "q")
         assert list(it.refused) == ["t", "s"]
@@ -422,11 +422,12 @@ async def test_a_full_queue_evicts_for_a_smaller_tenant_and_a_higher_priority() 
     async with world(max_concurrent=1, max_queued=4) as it:
         await it.come("x", "a1", "a2", "a3", "a4", tenant="a")
         await it.come("b", tenant="b")
-        assert it.refused["a4"].reason is Reason.DISPLACED
+        assert it.refused["a4"].reason is Reason.EVICTED_QUEUE_PRESSURE
         await it.come("a5", tenant="a")
         assert it.refused["a5"].reason is Reason.SATURATED
+        assert it.refused["a5"].message == "The queue is full: flowControl.maxQueued is reached."
         await it.come("u", priority=1)
-        assert it.refused["a3"].reason is Reason.DISPLACED
+        assert it.refused["a3"].reason is Reason.EVICTED_QUEUE_PRESSURE
         assert it.control.queue.waiting == 4
         assert it.watcher.not_served == [
             ("0", "evicted-queue-pressure"),
@@ -440,6 +441,7 @@ async def test_a_body_too_large_for_the_queue_evicts_none() -> None:
         await it.come("a", "b", "c")
         await it.come("large", body=b"x" * 100, priority=5)
         assert list(it.refused) == ["large"]
+        assert it.refused["large"].message.endswith("too large for the queue: flowControl.maxQueuedBytes.")
 
 
 async def test_a_body_too_large_for_its_band_evicts_none() -> None:
@@ -448,6 +450,7 @@ async def test_a_body_too_large_for_its_band_evicts_none() -> None:
         await it.come("large", body=b"x" * 41, tenant="b")
         assert list(it.refused) == ["large"]
         assert it.refused["large"].reason is Reason.SATURATED
+        assert it.refused["large"].message.endswith("too large for the queue: maxQueuedBytes of the band `0`.")
 
 
 async def test_a_request_queued_until_its_deadline_is_refused_for_it() -> None:
@@ -457,12 +460,14 @@ async def test_a_request_queued_until_its_deadline_is_refused_for_it() -> None:
         await asyncio.sleep(0.05)
         await it.settle()
         assert it.refused["b"].reason is Reason.DEADLINE
+        assert it.refused["b"].message == "No pod had capacity before the deadline of the request."
     async with world(max_concurrent=1, ordering="slo-deadline") as it:
         await it.come("a")
         await it.come("b", received_at=it.clock.now(), headers={"x-slo-ttft-ms": "20"})
         await asyncio.sleep(0.05)
         await it.settle()
         assert it.refused["b"].reason is Reason.DEADLINE
+        assert it.refused["b"].message == "No pod had capacity before the objective of the request."
 
 
 async def test_requests_behind_a_large_prompt_proceed_when_it_gives_up() -> None:
@@ -560,7 +565,7 @@ async def test_the_last_twentieth_of_the_queue_is_reserved(fairness: str, places
         for number in range(30):
             await it.come(f"a{number}", f"b{number}", tenant=f"{number % 2}")
         assert it.control.queue.waiting == places
-        assert Reason.DISPLACED not in {refusal.reason for refusal in it.refused.values()}
+        assert Reason.EVICTED_QUEUE_PRESSURE not in {refusal.reason for refusal in it.refused.values()}
         await it.come("c", tenant="c")
         assert "c" not in it.refused or fairness == "strict"
 
