@@ -23,7 +23,7 @@ from typing import cast
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.decision import EVERY, Decision, DecisionRecord, DecisionRecorder
+from proxy.core.decision import EVERY, Decision, DecisionRecord, DecisionSampler
 from proxy.core.endpoint import DEFAULT_POOL, Endpoint, EndpointState, Freshness, Metrics
 from proxy.core.errors import ConfigError
 from proxy.core.ports import Clock, Random, SystemClock
@@ -203,12 +203,12 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
             await producer.produce(request, parts.endpoints)
 
     asyncio.run(produce())
-    recorder, schedule = (
-        DecisionRecorder(parts.observer.plugin_timed, every=EVERY if timed else 0),
+    sampler, schedule = (
+        DecisionSampler(parts.observer.plugin_timed, every=EVERY if timed else 0),
         scheduling.scheduler.schedule,
     )
     if not kept:
-        return lambda: schedule(request, parts.endpoints, recorder.record(request, next(recorder.is_timed)))
+        return lambda: schedule(request, parts.endpoints, sampler.record(request, next(sampler.is_timed)))
     explained = parts.keeping(scheduling)
 
     def decide() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from proxy.core.attempt import COMPLETE, Attempt, Ending
-from proxy.core.decision import NO_RECORDER, Decision, DecisionRecord, DecisionRecorder
+from proxy.core.decision import NO_SAMPLER, Decision, DecisionRecord, DecisionSampler
 from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.errors import (
     LONGEST_NAME,
@@ -71,7 +71,7 @@ class Gateway:
     """None if the models of pods are not read on demand."""
     expose_endpoint: bool = True
     ask_for_usage: bool = False
-    recorder: DecisionRecorder = NO_RECORDER
+    sampler: DecisionSampler = NO_SAMPLER
     parser: BodyParser = field(default_factory=BodyParser)
     pools: Pools = field(init=False)
 
@@ -181,9 +181,9 @@ class Gateway:
         """Send the request to the chosen pod of the pool. While an attempt fails before its response started, or, for
         continued models, with a request for the rest of it (StreamInterrupted), send it to the next pod. `sender` sends
         its attempts in another way: hedged, or split among pods."""
-        endpoints, producers, recorder = pool.pods.endpoints_for(request.model), pool.producers, self.recorder
-        is_timed = next(recorder.is_timed)
-        record = recorder.record(request, is_timed) if is_timed or recorder.wants is not None else None
+        endpoints, producers, sampler = pool.pods.endpoints_for(request.model), pool.producers, self.sampler
+        is_timed = next(sampler.is_timed)
+        record = sampler.record(request, is_timed) if is_timed or sampler.wants is not None else None
         if produces:
             producers.derive(request, endpoints, record)
             if producers.has_coroutines:

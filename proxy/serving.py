@@ -13,7 +13,7 @@ from proxy import outbound
 from proxy.auth.authenticator import Authenticator, AuthorizingResolver, authenticator_of
 from proxy.autoscale.signals import OwnSignals
 from proxy.core.attempt import Attempt
-from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
+from proxy.core.decision import Decision, DecisionRecord, DecisionSampler
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError, Problem, RequestError
 from proxy.core.listener import Listener, Listeners
@@ -436,7 +436,7 @@ class _Build:
             resolver=resolver,
             model_names=self.resolver,
             model_reads=process.model_reads,
-            recorder=DecisionRecorder(process.observation.observer.plugin_timed, wants),
+            sampler=DecisionSampler(process.observation.observer.plugin_timed, wants),
             parser=process.parser,
         )
 

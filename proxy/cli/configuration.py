@@ -15,12 +15,21 @@ from proxy.app import App
 from proxy.cli.admin import plugin_types
 from proxy.cli.options import config_option, output_option, pod_option, reader, write
 from proxy.cluster import redis_transport
-from proxy.config.reference import PluginReference, plugins_page, reference, settings_page, spell, with_units
+from proxy.config.reference import (
+    PluginReference,
+    plugins_page,
+    reference,
+    section_reference,
+    settings_page,
+    spell,
+    with_units,
+)
 from proxy.config.schema import schema as written
 from proxy.config.warnings import unusable, warnings
 from proxy.core.errors import ConfigError
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
+from proxy.scheduling.sections import SECTION_TYPES
 from proxy.telemetry.metrics import Catalogue
 
 
@@ -137,6 +146,8 @@ def _described(type_name: str | None) -> list[PluginReference]:
     if type_name is None:
         return [reference(cls) for cls in registry]
     cls = registry.get(type_name)
+    if cls is None and type_name in SECTION_TYPES:
+        return [section_reference(type_name)]
     if cls is None:
         raise click.UsageError(f"there is no plugin type '{type_name}'{registry.suggest(type_name)}")
     return [reference(cls)]

@@ -16,6 +16,7 @@ from proxy.core.plugin import Plugin, points_of
 from proxy.core.registry import Registry, parameters_of
 from proxy.core.request import DataKey
 from proxy.scheduling.build import PORTS
+from proxy.scheduling.sections import SECTION_TYPES
 from proxy.settings import DERIVED, Settings
 
 REQUIRED = "required"
@@ -91,6 +92,13 @@ def reference(cls: type[Plugin]) -> PluginReference:
     return PluginReference(
         cls.plugin_type, tuple(point.__name__ for point in points_of(cls)), _doc(cls), tuple(parameters)
     )
+
+
+def section_reference(type_name: str) -> PluginReference:
+    """Return the description of a plugin type of llm-d whose parameters become settings. Raise KeyError."""
+    section = SECTION_TYPES[type_name]
+    doc = f"Accepted in an EndpointPickerConfig, where its parameters become settings. {section.remark}".rstrip()
+    return PluginReference(type_name, (section.role,), doc, tuple(_parameters(section.parameters)))
 
 
 def plugins_page(plugins: list[PluginReference]) -> str:

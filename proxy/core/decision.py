@@ -147,7 +147,7 @@ class DecisionRecord:
             self.timer(point, plugin.plugin_type, name, self.now() - started)
 
 
-class DecisionRecorder:
+class DecisionSampler:
     """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones.
     `is_timed` yields for each decision in turn whether its plugins are timed; while `wants` is None, `record` is called
     only for these."""
@@ -167,4 +167,4 @@ class DecisionRecorder:
         return DecisionRecord(self._timer, is_wanted=is_wanted) if is_wanted or is_timed else None
 
 
-NO_RECORDER = DecisionRecorder(every=0)
+NO_SAMPLER = DecisionSampler(every=0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.attempt import Attempt, Ending, Usage
-from proxy.core.decision import Decision, DecisionRecorder
+from proxy.core.decision import Decision, DecisionSampler
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RequestError
 from proxy.core.ports import ManualClock
@@ -56,7 +56,7 @@ class World:
         self.log = DecisionLog(self.settings, self.clock)
         builder = EntryBuilder(plain, "default", lambda: self.pods, self.clock)
         self.explained = Explained({"default": builder}, self.log, random.Random(1), lambda request: self.may_ask)
-        self.recorder = DecisionRecorder(wants=self.explained.wants)
+        self.sampler = DecisionSampler(wants=self.explained.wants)
 
     def request(self, name: str = "r", **headers: str) -> InferenceRequest:
         named = {key.replace("_", "-"): value for key, value in headers.items()}
@@ -65,7 +65,7 @@ class World:
     def decide(self, request: InferenceRequest, candidates: Sequence[Endpoint] | None = None) -> Decision:
         """Decide as the gateway does."""
         pods = self.pods if candidates is None else candidates
-        record = self.recorder.record(request, next(self.recorder.is_timed))
+        record = self.sampler.record(request, next(self.sampler.is_timed))
         try:
             decision = self.scheduling.scheduler.schedule(request, pods, record)
         except RequestError as error:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from proxy.core.attempt import Attempt
-from proxy.core.decision import Decision, DecisionRecord, DecisionRecorder
+from proxy.core.decision import Decision, DecisionRecord, DecisionSampler
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
@@ -416,11 +416,11 @@ class TestAssembly:
         ]
 
     def test_sampled_and_requested_decisions_are_recorded(self) -> None:
-        recorder = DecisionRecorder(wants=lambda request: request.id == "wanted", every=3)
-        found = [recorder.record(request(), next(recorder.is_timed)) for _ in range(7)]
+        sampler = DecisionSampler(wants=lambda request: request.id == "wanted", every=3)
+        found = [sampler.record(request(), next(sampler.is_timed)) for _ in range(7)]
         assert [record is not None for record in found] == [True, False, False, True, False, False, True]
         assert not any(record.is_wanted for record in found if record is not None)
-        wanted = recorder.record(replace(request(), id="wanted"), next(recorder.is_timed))
+        wanted = sampler.record(replace(request(), id="wanted"), next(sampler.is_timed))
         assert wanted is not None
         assert wanted.is_wanted
 

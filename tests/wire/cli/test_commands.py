@@ -183,6 +183,13 @@ def test_check_reports_a_missing_file_and_an_invalid_pod() -> None:
     assert "'vllm-0' is no URL of a pod; write http://host:port" in wrong.output
 
 
+def test_plugins_describes_the_types_of_llm_d_that_become_settings() -> None:
+    described = run("plugins", "core-metrics-extractor")
+    assert described.exit_code == 0
+    assert "become settings" in described.output
+    assert "engineConfigs[].queuedRequestsSpec: text, default none" in described.output
+
+
 def test_plugins_lists_every_type_and_describes_one() -> None:
     listed = [line.split()[0] for line in run("plugins").output.splitlines()]
     assert listed == [cls.plugin_type for cls in Registry.discover()]

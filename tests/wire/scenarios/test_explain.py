@@ -113,7 +113,7 @@ async def test_disabled_recording_has_no_effect() -> None:
         response, body = await s.operate("GET", "/debug/decisions")
         assert (response.status, body["on"], body["decisions"]) == (200, False, [])
         assert "telemetry" in body["hint"]
-        assert s.app._process.serving.gateway.recorder.wants is None
+        assert s.app._process.serving.gateway.sampler.wants is None
         listeners = s.app._server.service.listeners
         assert not any(isinstance(listener, Explained) for listener in listeners.all)
 
@@ -128,7 +128,7 @@ async def test_recording_is_switched_while_requests_run() -> None:
             await ask(s, "short")
             _, body = await s.operate("GET", "/debug/decisions")
             assert [one["request"] for one in body["decisions"]] == ["short"] * body["on"]
-        assert s.app._process.serving.gateway.recorder.wants is None
+        assert s.app._process.serving.gateway.sampler.wants is None
         await long
         await s.idle()
 
