@@ -306,7 +306,7 @@ class Deployment:
         connection.publish(channel, data)
 
     def _messages(self) -> list[tuple[str, bytes]]:
-        """Return what waits, in its order. Packets for one channel that follow each other become one message."""
+        """Return the waiting packets in order. Consecutive packets for one channel become one message."""
         queue, self._queue, self._waiting = self._queue, [], 0
         return [
             (channel, message(b"".join([packed for _, packed in same])))
@@ -337,7 +337,7 @@ class Deployment:
                 log.error("dropped a packet of another host (logged once a minute): %s", summary(error))
 
     def _deliver(self, packet: Packet) -> None:
-        """Packets of this host come back. No other host sends what is for one host alone."""
+        """Receive a message of the store. Packets of this host come back and are ignored."""
         host = packet.sender[:HOST_BYTES]
         if host == self._replica.host:
             if packet.sender == self._replica.id:
@@ -362,8 +362,8 @@ class Deployment:
             )
 
     def _staleness(self) -> float:
-        """Return the age of the news of other hosts, in seconds: the time that a packet takes to come back. While no
-        packet comes back, it is the time since the last one."""
+        """Return the delay of packets of other hosts in seconds: the time that an own packet takes to come back. While
+        no packet comes back, it is the time since the last one."""
         if self.is_connected and not self._sent_at:
             return float(self.series.staleness.value)
         silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS

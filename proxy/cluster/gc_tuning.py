@@ -32,11 +32,11 @@ NEVER = 1 << 30
 class Collector:
     """`async with Collector(idle)`, for a process as a whole: enter it when all is imported and constructed.
 
-    A full collection stops the process: for 20 to 50 ms after start-up, and for up to 0.2 us more per object since;
-    the prefix index can have 600,000. Python starts one whenever the tracked objects have grown by a quarter,
-    and finds nothing: requests leave no cycles. So what exists at the start is left out for good, young objects are
-    collected as ever (a millisecond at most), and a full collection waits until memory has grown and nothing is in
-    flight. Cycles that a plugin makes after all cost half of the memory at most, or LEAST_GROWTH.
+    A full collection stops the process: for 20 to 50 ms after start-up, and for up to 0.2 us more per object since; the
+    prefix index can have 600,000. Python starts one whenever the tracked objects have grown by a quarter, and finds
+    nothing: requests leave no cycles. So the objects of the start are frozen, young objects are collected as usual (a
+    millisecond at most), and a full collection waits until memory has grown and no request is in flight. Reference
+    cycles of a plugin cost half of the memory at most, or LEAST_GROWTH.
 
     Python 3.14.0 to 3.14.4 ignore the threshold set here: they do full collections in small steps by themselves.
     """
@@ -65,7 +65,7 @@ class Collector:
         gc.set_threshold(*self._thresholds)
 
     def check(self) -> bool:
-        """Whether there was reason for a full collection; it is done then."""
+        """Do a full collection if there is reason for it. Return whether it was done."""
         growth, limit = self._memory() - self._after_last, max(self._after_last * GROWTH, LEAST_GROWTH)
         collects = growth > limit or (growth > limit / 2 and self._idle())
         if collects:

@@ -1,4 +1,4 @@
-"""The other processes: which there are, what share of caps each host has, and what hosts are assumed to spend."""
+"""The other processes of the deployment, the division of caps among hosts, and the assumed spending of other hosts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from proxy.cluster.shared import Spent, Who, read_spent
 from proxy.core.ports import Clock
 
 MOST_HOSTS = MOST_PEERS = 1024
-"""Other hosts, and processes of one host. Packets of further ones are dropped: a client that can publish on the channel
-can make up any number."""
+"""Largest number of other hosts, and of processes of one host. Packets of further ones are dropped, because a client
+that can publish on the channel can invent any number."""
 
 ASK_PAUSE = 1.0
-"""Seconds between two requests for what was missed, to one process."""
+"""Seconds between two requests for missed packets to one process."""
 
 _NUMBERED = frozenset((PacketKind.NEWS, PacketKind.BEAT, PacketKind.HELLO))
 
@@ -45,7 +45,7 @@ def peer_number(id: bytes) -> int:
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """Another process, until it is forgotten. A process that comes back after that is a new one."""
+    """Another process, until it is forgotten. A process that returns after that is a new peer."""
 
     id: bytes
     number: int
@@ -70,8 +70,8 @@ class Peer:
 
 
 class Peers:
-    """The other processes that are received. `gone(number)` is called for each that is gone, `changed()` when there are
-    others than before."""
+    """The other processes that are received. `gone(number)` is called for each that has left, `changed()` when their
+    set has changed."""
 
     def __init__(self, host: bytes, clock: Clock, lease: float, gone: Callable[[int], None]) -> None:
         self._host = host
@@ -132,7 +132,8 @@ class Peers:
             peer.received_at += seconds
 
     def sweep(self) -> None:
-        """Forget processes of other hosts whose lease has ended. The end of one of this host is seen by its link."""
+        """Forget processes of other hosts whose lease has ended. The end of a process of this host is noticed by its
+        link."""
         oldest = self._clock.now() - self._lease
         for peer in [peer for peer in self._peers.values() if peer.received_at < oldest and not peer.is_local]:
             self.forget(peer)
@@ -160,8 +161,8 @@ class Shares:
     know the same hosts divide alike. `changed(hosts, rank, is_up)` is called when
     the division, or whether the store can be reached, changes.
 
-    Without the store the division stays as it was; with the policy `open` each host has all. When the store is back,
-    the hosts of before count for a lease in any case: they come back one after the other.
+    Without the store the division does not change; with the policy `open` each host has all. When the store returns,
+    the hosts of the previous division count for one more lease, because they return one after the other.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Shares:
         self._changed = changed
         self._hosts: frozenset[bytes] = frozenset((own,))
         self._before: frozenset[bytes] = frozenset()
-        """The hosts before the loss of the store; they count until `_until`."""
+        """The hosts before the loss of the store, which count until `_until`."""
         self._until = 0.0
         self._is_up = False
         self.place = self._placed()
@@ -219,8 +220,8 @@ class Shares:
 
 
 class AssumedSpending:
-    """What the other hosts are assumed to spend while the store is lost: each as much as this host. What they really
-    spent is never published again, so nothing is counted twice."""
+    """The assumed spending of the other hosts while the store is lost: each spends as much as this host. Their actual
+    spending of that time is never published, so nothing is counted twice."""
 
     def __init__(self, spent: Callable[[bytes], None]) -> None:
         """`spent(batch)` is called with the records of the assumed spending."""

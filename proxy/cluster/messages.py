@@ -32,7 +32,7 @@ LONGEST_NAME = 1024
 """Largest length, in characters, of a name of another host, of a key, of a pod or of a cap."""
 
 VERSION = 5
-"""Of packets between hosts."""
+"""The version of packets between hosts."""
 
 LARGEST_PACKET = 64 * 1024 * 1024
 
@@ -78,7 +78,7 @@ class FrameKind(IntEnum):
     MOVES = 18
     """Reservations that the sender made and settled in a prefix index."""
     REMEMBERS = 19
-    """The sender remembers something, such as prefixes."""
+    """The sender has remembered state, such as prefixes."""
     FORGET = 20
     MEMORY = 21
     SESSIONS = 26
@@ -87,13 +87,13 @@ class FrameKind(IntEnum):
     DRAINS = 34
     """Pods that an operator drains or returns to service."""
     SCRAPE = 27
-    """What a host has read from a pod, for hosts that then need not read it."""
+    """A scrape of a pod, for hosts that then do not scrape the pod themselves."""
     SPENT = 40
     """A charge on the limits of a key or tenant."""
     USED = 41
     """The total spending of a key or tenant, as the sender knows it."""
     WAITING = 42
-    """The highest waiting priority at the sender, since when it waits, and the caps that it lends."""
+    """The highest waiting priority at the sender, the time since which it waits, and the caps that the sender lends."""
 
 
 SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 22), 26, 27, 33, 34, 40, 41, 42))
@@ -122,15 +122,15 @@ class PacketKind(IntEnum):
     NEWS = 1
     """Records."""
     BEAT = 2
-    """The sender lives. The body is empty, or the name and the configuration of the host."""
+    """A heartbeat. The body is empty, or has the name and the configuration of the host."""
     HELLO = 3
-    """As BEAT; the sender joins, or may have missed packets: send it what is in flight."""
+    """As BEAT; the sender joins, or may have missed packets: send it the state in flight."""
     BYE = 4
-    """The sender has ended, and with it all that it had in flight."""
+    """The sender has ended: drop its state in flight."""
     ASK = 5
-    """Send an address what is in flight, and a part of what is remembered."""
+    """Send the state in flight, and a share of the remembered state, to an address."""
     STATE = 6
-    """Records of what is in flight or remembered. Its number is that of the sender's last numbered packet."""
+    """Records of state in flight, or of remembered state, with the number of the sender's last numbered packet."""
     LOCAL = 7
     """Records for all processes of the host."""
     DIRECT = 8
@@ -189,7 +189,7 @@ class Packets:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a packet has begun."""
+        """Whether a part of a packet was received."""
         return bool(self._buffer)
 
 
@@ -285,7 +285,7 @@ def question(to: bytes, memory: float) -> bytes:
 
 
 def read_question(body: bytes) -> tuple[bytes, float]:
-    """Return the address to send to, and the part of what is remembered, from 0 to 1. Raises InvalidMessage."""
+    """Return the address to send to, and the share of the remembered state, from 0 to 1. Raise InvalidMessage."""
     if len(body) != _ASK.size or not 0.0 <= (found := _ASK.unpack(body))[1] <= 1.0:
         raise InvalidMessage("a question needs an address and a share")
     return found[0], found[1]

@@ -65,7 +65,7 @@ class Journal:
         return b""
 
     def publish_whole_chains(self) -> None:
-        """From now on no process is assumed to know what was published before."""
+        """Assume from now on that no process knows what was published before."""
         self.known.clear()
 
     def forget(self, pod: int) -> None:
@@ -195,8 +195,8 @@ class SharedIndex(PrefixIndex, Shared):
     """A prefix index whose changes are published: `touch` is called when there are changes,
     `collect_changes` returns them.
 
-    A peer numbers its reservations, chain by chain. They pin here what they pin there, until they are settled or the
-    peer is gone.
+    A peer numbers its reservations, chain by chain. They pin the same chains here until they are settled or the peer
+    has left.
     """
 
     kinds = (FrameKind.MOVES, FrameKind.FORGET, FrameKind.MEMORY)
@@ -269,7 +269,7 @@ class SharedIndex(PrefixIndex, Shared):
         return found
 
     def publish_whole_chains(self) -> None:
-        """Another process may not know what was published before."""
+        """Handle a process that may not know what was published before."""
         self._journal.publish_whole_chains()
         self._whole_at = self._now() + WHOLE_CHAINS_EVERY
 
@@ -380,7 +380,7 @@ class SharedIndex(PrefixIndex, Shared):
             raise InvalidMessage(f"{kind.name} is cut off") from None
 
     def vanished(self, peer: int) -> None:
-        """End the requests of a peer that is gone."""
+        """End the requests of a peer that has left."""
         for reservation, _, _ in self._of_peers.pop(peer, {}).values():
             PrefixIndex.settle(self, reservation, False)
 

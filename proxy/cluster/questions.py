@@ -19,7 +19,7 @@ from proxy.core.tasks import Tasks
 log = logging.getLogger(__name__)
 
 MOST_OPEN = 256
-"""Open questions of one process. Further ones are refused at once."""
+"""Largest number of open questions of one process; further ones are refused."""
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -92,7 +92,7 @@ class Questions:
             pending.set_exception(_ERRORS.get(status, RequestError)(message, param=param))
 
     def forget(self, address: int) -> None:
-        """The process is gone: it sends no more replies."""
+        """Handle the end of a process, which sends no more replies."""
         for (receiver, _), pending in self._pending.items():
             if receiver == address and not pending.done():
                 pending.set_exception(WorkerUnreachable("the process has ended"))

@@ -1,4 +1,4 @@
-"""One process among its peers: it publishes its changes and applies those published by peers."""
+"""The replica of a process: it publishes the changes of the process and applies the changes that peers publish."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from proxy.telemetry.metrics import Counter
 log = logging.getLogger(__name__)
 
 SLICE = 32 * 1024
-"""Bytes of a snapshot that are sent and applied at once: about a millisecond of work."""
+"""Bytes of a snapshot that are sent and applied without a pause: about a millisecond of work."""
 
 PART = 4 * 1024 * 1024
-"""Bytes of what is in flight after which another packet begins."""
+"""Largest size in bytes of a packet with state in flight."""
 
 ALL, MISSED = 1.0, 0.1
-"""Parts of what is remembered: for a process that joins, and for processes that may have missed some of it."""
+"""Shares of the remembered state: for a process that joins, and for processes that may have missed some of it."""
 
 BEATS = 5
-"""Heartbeats in a lease. If none comes back through the store for half a lease, the connection is given up."""
+"""Heartbeats per lease. If none comes back through the store for half a lease, the connection is closed."""
 
 CHECKS = 20
 """Checks for expired leases in one lease. A lease ends two checks early, so that nothing is left when it is over."""
@@ -103,12 +103,12 @@ class SharedState:
 
 
 class Replica:
-    """A process among its peers, whatever the transport to them is. The owner adds what it shares to `state`.
+    """A process among its peers, with any transport. The owner adds the shared values to `state`.
 
-    A process that joins says HELLO, and every peer sends what it has in flight; the first one that remembers
-    something is asked for that as well. Packets to all are numbered: a process that misses one asks its sender for what
-    is in flight. That is published in absolute numbers, and void when its sender says BYE, or has not been received for
-    a lease.
+    A process that joins sends HELLO, and every peer replies with its state in flight; the first peer with remembered
+    state, such as prefixes, is asked for that as well. Packets to all are numbered: a process that misses one asks its
+    sender for the state in flight. That is published in absolute numbers, and dropped when its sender sends BYE or was
+    not received for a lease.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Replica:
         lease: float = LEASE,
         beat_every: float = inf,
     ) -> None:
-        """`apply` is called for what peers have in flight on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
+        """`apply` is called for the load of peers on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
         records that are not shared values; `lost()` when the supervisor is gone. `snapshot` returns what a process of
         this host needs in addition to the shared values."""
         self.id, self.host = id, id[:HOST_BYTES]
@@ -158,9 +158,9 @@ class Replica:
         self.missed: Callable[[], None] = lambda: None
         """Called when a packet of a peer was missed."""
         self.checked: Callable[[float], None] = lambda late: None
-        """Called after each check of the leases, with the seconds for which this process stood still."""
+        """Called after each check of the leases, with the seconds for which this process was blocked."""
         self.publishes_memory = True
-        """Whether this process is the one of its host that publishes what is remembered to all."""
+        """Whether this process publishes remembered state to all hosts; one process of each host does."""
         self.place = (1, 0)
         """The number of hosts, and the rank of this one."""
         self._are_hosts_reached = False
@@ -236,7 +236,7 @@ class Replica:
         self.roster.removed(endpoint)
 
     def share_limits(self) -> None:
-        """While other hosts are not reached, `replicas.limits` says what they are assumed to spend."""
+        """Read `replicas.limits`: what other hosts are assumed to spend while they are not reached."""
         for limits in self.state.of(SharedLimits):
             limits.set_hosts(self.place[0] if self._are_hosts_reached else 1)
 
@@ -248,7 +248,7 @@ class Replica:
             queue.divide(hosts, rank, are_reached)
 
     def send_state(self, to: bytes | None, memory: float) -> None:
-        """Send what is in flight here, and this part of what is remembered, to an address or to all."""
+        """Send the state in flight, and this share of the remembered state, to an address or to all."""
         if to in self._snapshots:
             self._snapshots[to] = max(memory, self._snapshots[to] or 0.0)
         else:
@@ -291,8 +291,8 @@ class Replica:
                     self._receive(peer, kind, body)
 
     def _welcome(self, peer: Peer) -> None:
-        """The supervisor of this host says HELLO when the store is reached again: then all hosts need what is in flight
-        here. That of another host says it for all of its workers."""
+        """Reply to HELLO. The supervisor of this host sends it when the store is reached again: then all hosts need the
+        state in flight. The supervisor of another host sends it for all of its workers."""
         if not peer.is_supervisor:
             self.send_state(peer.id, 0.0)
         elif peer.is_local:
@@ -336,7 +336,8 @@ class Replica:
         self._transport.publish(packet(say, self.id, self._number, body, to))
 
     def _send_direct(self, number: int, message: bytes) -> None:
-        """After what waits for all: a reply must not overtake what it is about."""
+        """Send a packet to one process, after the packets that wait for all: a reply must not overtake the data that it
+        refers to."""
         self._batch.flush()
         self._send(PacketKind.DIRECT, message, peer_id(self.host, number))
 
@@ -354,8 +355,8 @@ class Replica:
             del self._snapshots[to]
 
     async def _send_snapshot(self, to: bytes | None, memory: float) -> None:
-        """What is in flight is sent at once, what is remembered in slices. What waits in the batch goes first: the
-        announcement of a reservation must not follow the snapshot that has it."""
+        """Send the state in flight without a pause, and the remembered state in slices. The current batch is sent
+        first, because the announcement of a reservation must not follow a snapshot that contains it."""
         self._batch.flush()
         for index in self.state.indexes:
             index.publish_whole_chains()
@@ -386,7 +387,8 @@ class Replica:
             self._send(PacketKind.BEAT, self.facts())
 
     async def _check_leases(self) -> None:
-        """While this process stood still the others were not silent: what they published has yet to be read."""
+        """Check the leases of peers. The time for which this process was blocked does not count, because packets of
+        that time are still unread."""
         every, checked_at = self._lease / CHECKS, self._clock.now()
         while True:
             now = self._clock.now()

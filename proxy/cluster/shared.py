@@ -64,10 +64,10 @@ class Shared:
         self.vanished(peer)
 
     def vanished(self, peer: int) -> None:
-        """Drop the state in flight of a peer that is gone."""
+        """Drop the state in flight of a peer that has left."""
 
     def in_flight(self) -> Records:
-        """Return the records that a process gets at once when it joins or has missed a message."""
+        """Return the records for a process that has joined or missed a message."""
         return ()
 
     def memory(self, share: float) -> Records:
@@ -103,8 +103,8 @@ def _are_texts(values: Iterable[Any]) -> bool:
 
 @dataclass(eq=False)
 class SharedEjections(Shared):
-    """Why processes of this host do not send requests to pods. Other hosts are not told: what this host cannot reach
-    another one may. `own` returns the reasons of this process by pod; `apply(peer, reasons)` is called
+    """The ejection reasons of the processes of this host. They are not sent to other hosts, which may reach a pod that
+    this host cannot reach. `own` returns the reasons of this process by pod; `apply(peer, reasons)` is called
     for the reasons of a peer."""
 
     own: Callable[[], Mapping[str, Sequence[str]]]
@@ -464,17 +464,17 @@ class SharedBreakers(Shared, BreakerPeers):
 
 @dataclass(eq=False)
 class SharedDrains(Shared):
-    """Which pods operators drain, known to all hosts.
+    """The pods that operators drain, on all hosts.
 
-    Later is the entry that counts more changes of the pod, so no two clocks are compared; of two with as many changes,
-    the one that drains it. `set_drains(pod, drains)` is called for what others did; it raises KeyError for an unknown
-    pod.
+    The entry with more changes of the pod is the later one, so no clocks are compared; of two with as many changes, the
+    one that drains it. `set_drains(pod, drains)` is called for changes of other hosts; it raises KeyError for an
+    unknown pod.
     """
 
     set_drains: Callable[[str, bool], None]
     publish: Publish
     known: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """By pod, how many changes there were, and whether the last one drains it."""
+    """By pod: the number of changes, and whether the last one drains it."""
     kinds = (FrameKind.DRAINS,)
 
     def turned(self, endpoint: Endpoint, drains: bool) -> None:
@@ -547,7 +547,7 @@ class SharedLimits(Shared):
         return _packed(FrameKind.USED, [entry for entry in self.limiter.known() if entry[1]])
 
     def memory(self, share: float) -> Records:
-        """Return all records: a limit that is dropped could be spent again."""
+        """Return all records, because a dropped one would let its limit be spent again."""
         return _packed(FrameKind.USED, self.limiter.known())
 
     def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""The models that pods list, and the reads of these lists that requests need at once."""
+"""The models that pods list, and the reads of these lists on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from proxy.core.tasks import Tasks
 from proxy.fleet.records import PodRecord
 
 MOST_KNOWN = 20_000
-"""Models that pods have named and name no more, to tell a model that is unreachable from one that never existed."""
+"""Number of models that pods no longer list but that are remembered, to distinguish an unreachable model from one that
+never existed."""
 
 
 class NamedModels:
@@ -56,8 +57,8 @@ class NamedModels:
         return any(model in (record.endpoint.models or ()) for record in self._records.values())
 
     def only_model(self) -> str:
-        """What a request gets that names no model: the one there is, LoRA adapters and further names of it aside; empty
-        if pods name none. Raises BadRequest if there are several."""
+        """Return the model of a request that names none: the only one, apart from LoRA adapters and aliases; empty if
+        pods list none. Raise BadRequest if there are several."""
         adapters = {card["id"] for record in self._records.values() for card in record.cards if card.get("parent")}
         models = {model for record in self._records.values() for model in record.first_names} - adapters
         if len(models) > 1 and (cards := self.models()):
@@ -66,8 +67,8 @@ class NamedModels:
         return models.pop() if len(models) == 1 else ""
 
     def models(self) -> list[dict[str, Any]]:
-        """Return the cards of the models that pods serve, or would serve once woken; of several pods the first one's
-        card by name."""
+        """Return the cards of the models that pods serve, or would serve once woken. If several pods list a model, the
+        card is that of the first pod by name."""
         merged: dict[str, dict[str, Any]] = {}
         records = sorted(self._records.values(), key=lambda record: record.name)
         for record in records:
@@ -80,10 +81,10 @@ class NamedModels:
 NOT_FOUND = 404
 
 ROUND_EVERY = 1.0
-"""Seconds between two rounds, and between two reads of one pod, whatever models clients invent."""
+"""Least seconds between two rounds, and between two reads of one pod, however many unknown models clients request."""
 
 LONGEST_WAIT = 2.0
-"""Seconds that a request waits for a round, and a round for its pods."""
+"""Longest time in seconds that a request waits for a round, and a round for its pods."""
 
 
 class ModelReads(Protocol):

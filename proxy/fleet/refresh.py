@@ -33,7 +33,7 @@ _MODELS_ROUNDS = 4
 
 _JITTER = 0.1
 _RESTART_SLACK = 1.0
-"""Seconds by which the start time of one and the same process may differ: some engines compute it again."""
+"""Largest difference in seconds between start times of the same process: some engines compute it again."""
 
 
 class _Refused(Exception):
@@ -83,7 +83,7 @@ class Refresher:
         """Checksum of the last list of models."""
         self._models_due = clock.now()
         self._models_wanted: asyncio.Future[None] | None = None
-        """Done after the next read of the models, which `read_models` has requested."""
+        """Done after the next read of the models, for callers of `read_models`."""
         self._may_read_from = clock.now()
         self._wake = asyncio.Event()
         """Set when the next round should not wait."""
@@ -154,7 +154,8 @@ class Refresher:
         return max(interval - elapsed, interval / 2) * (1 - _JITTER + 2 * _JITTER * self._rng.random())
 
     async def _rest(self, seconds: float) -> None:
-        """Sleep until the next round: less if the pod's models are wanted, or another process stops to scrape it."""
+        """Sleep until the next round; less if a read of the models is requested, or another process stops scraping the
+        pod."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -163,7 +164,7 @@ class Refresher:
             pass
 
     def _start_wanted_read(self) -> asyncio.Future[None] | None:
-        """Return what is to be done after this round, if the models are to be read in it."""
+        """Return the future of the requested read of the models, if they are to be read in this round."""
         now, wanted = self._clock.now(), self._models_wanted
         if wanted is not None and now < self._may_read_from:
             return None
@@ -190,7 +191,7 @@ class Refresher:
             _finish(wanted)
 
     async def _scrape(self) -> bool:
-        """Return whether the status is 200, even if the body makes no sense."""
+        """Scrape the metrics. Return whether the status is 200, even if the body is invalid."""
         endpoint, sent_at = self._endpoint, self._clock.now()
         in_flight = [each.load.requests for each in endpoint.ranks]
         try:
@@ -246,8 +247,7 @@ class Refresher:
         return status == 200
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        """The pod's URL is read again every time, so that a changed one takes effect. Raises _Refused and
-        _NoResponse."""
+        """Return status and body. The URL may change between two calls. Raise _Refused and _NoResponse."""
         try:
             return await self._fetcher.get(url, self._endpoint.api_key)
         except ConnectRefused:
@@ -331,7 +331,7 @@ _SPIKE = 4.0
 stretch a pod's interval to minutes."""
 
 _INITIAL_COST = 0.002
-"""CPU seconds that stand for the round before the first one of the process."""
+"""Assumed CPU seconds of a round before the first one of the process."""
 
 
 class ScrapeBudget:
@@ -373,7 +373,8 @@ class PodBudget:
 
     @property
     def affordable(self) -> float:
-        """Seconds between two rounds that the pod's share of the CPU permits, whatever the configured interval."""
+        """Seconds between two rounds that the pod's share of the CPU permits; independent of the configured
+        interval."""
         return self._budget.pods * self.cost / self._budget.max_core
 
     def charge(self, seconds: float) -> None:
@@ -415,13 +416,13 @@ GPU_UTILIZATION = "GPUUtilization"
 SERIES = "DCGM_FI_DEV_GPU_UTIL"
 
 RETRY = 5.0
-"""Seconds after which an exporter is asked again that gave no response: the pod itself must not wait for it often."""
+"""Seconds after which an exporter without a response is scraped again, because the scrape of the pod waits for it."""
 
 _READER = SampleReader((SERIES,), limit=MOST_SAMPLES)
 
 
 class Gpus:
-    """Of one pod. `attributes` are what is known, nothing after a failure."""
+    """The GPUs of one pod. `attributes` are from the last scrape; empty after a failure."""
 
     def __init__(self, endpoint: Endpoint, fetcher: Fetcher, clock: Clock) -> None:
         self._endpoint = endpoint
@@ -451,7 +452,7 @@ class Gpus:
 
 
 async def utilization(text: bytes, pod: str) -> float:
-    """From 0 to 1. An exporter that says which pod has which GPU is asked for the GPUs of this one. Raises
+    """Return the utilization from 0 to 1. If the exporter has labels of pods, only the GPUs of this pod count. Raise
     ScrapeError."""
     samples = (await _READER.read_in_steps(text)).get(SERIES, ())
     values = [sample.value for sample in samples if _is_of(sample.labels.get("pod", ""), pod)]

@@ -1,4 +1,4 @@
-"""The prompts that pods of a pool are asked about most, sent to a pod that is new or has lost its cache."""
+"""Prefix warm-up: the most frequent system prompts of a pool are sent to a pod that is new or has lost its cache."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from proxy.openai.prompts import PromptHead, head
 log = logging.getLogger(__name__)
 
 TIMEOUT = 60.0
-"""Seconds for a pod to compute one prompt of a warm-up."""
+"""Time limit of one warm-up prompt on a pod, in seconds."""
 
 CONCURRENCY = 2
-"""Prompts that are sent to one pod at a time."""
+"""Number of warm-up prompts that are sent to a pod at a time."""
 
 STAGGER = 0.5
-"""Seconds within which several workers begin, each at a moment of its own: what one has sent the next leaves out."""
+"""Seconds within which several workers start, each at a random time: a worker skips the prompts that another one has
+sent."""
 
 
 Send = Callable[[Endpoint, PromptHead], Awaitable[int | None]]
@@ -37,7 +38,7 @@ UpstreamFailed."""
 
 
 class Warmup:
-    """`async with`: inside of it pods are warmed up, while they take traffic: what they are sent counts as load."""
+    """Warms up pods, while they serve requests; an `async with` context. Warm-up prompts count as load."""
 
     def __init__(self, settings: WarmupSettings, prompts: SharedPrompts, send: Send, clock: Clock, rng: Random) -> None:
         self._settings = settings
@@ -55,7 +56,7 @@ class Warmup:
         await self._tasks.stop()
 
     def start(self, endpoint: Endpoint) -> None:
-        """The pod has nothing cached. It is warmed up once at a time."""
+        """Warm up a pod that has nothing cached, unless that is already in progress."""
         if endpoint not in self._running and self._prompts.bytes:
             self._running.add(endpoint)
             self._tasks.start(self._warm(endpoint), f"warm-up of {endpoint.name}")
@@ -72,7 +73,7 @@ class Warmup:
             self._running.discard(endpoint)
 
     async def _send_in_turn(self, endpoint: Endpoint, left: deque[PromptHead]) -> int:
-        """One after the other, until nothing is left, or the pod does not take them: it has other worries then."""
+        """Send the prompts one after the other. Stop if the pod fails or rejects one."""
         sent = 0
         while left and endpoint.state is EndpointState.READY:
             try:
@@ -91,28 +92,28 @@ class Warmup:
 
 
 MOST_COUNTED = 4096
-"""Heads that are known by their digests, and were not shared by enough so far."""
+"""Number of system prompts that are known only by digests, because too few requests begin with them."""
 
 LARGEST_BODY = 256 * 1024
-"""Bytes; what is larger is not looked at: to read it would hold up others."""
+"""Largest body in bytes that is read; a larger one would delay other requests."""
 
 SHARED_BY = 8
-"""Different requests that must have begun with a system prompt before it is kept."""
+"""Number of different requests that begin with a system prompt before its text is kept."""
 
 SAMPLE = 8
-"""One request in so many with a good response is read."""
+"""One of this many requests with a good response is read."""
 
 MOST_BYTES = 4 << 20
-"""Bytes of the prompts that are kept; beyond them the least used ones are dropped."""
+"""Largest size of the kept prompts in bytes; beyond it the least used ones are dropped."""
 
 MEMORY = 600.0
-"""Seconds in which the weight of past requests shrinks to 1/e."""
+"""Time constant in seconds with which the weight of past requests decays."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """`requests` are digests of the different requests so far, while they are fewer than it takes; then `head` is the
-    text that they share."""
+    """`requests` are digests of the different requests with this system prompt, until there are enough of them; then
+    `head` is the system prompt."""
 
     requests: set[bytes] = field(default_factory=set)
     head: PromptHead | None = None
@@ -121,7 +122,8 @@ class _Counted:
 
 
 class SharedPrompts:
-    """Of a head that too few requests share, nothing is kept but digests."""
+    """The system prompts of a pool and how often they are used. Of a prompt that too few requests begin with, only
+    digests are kept."""
 
     def __init__(
         self,
@@ -142,10 +144,10 @@ class SharedPrompts:
         self._unseen = 0
         self._heads: OrderedDict[bytes, _Counted] = OrderedDict()
         self.bytes = 0
-        """Of the texts that are kept."""
+        """Size of the kept texts in bytes."""
 
     def see(self, request: InferenceRequest) -> None:
-        """A request with a good response; one in `sample` is read."""
+        """Read the system prompt of one in `sample` requests with a good response."""
         self._unseen += 1
         if self._unseen < self._sample or not 0 < len(request.body) <= LARGEST_BODY:
             return
@@ -155,7 +157,7 @@ class SharedPrompts:
             self._count(found, request.body)
 
     def hottest(self, models: Set[str] | None) -> list[PromptHead]:
-        """Of every model that is served (None: any), the most used ones, the most used one first."""
+        """Return the most used prompts of each served model (None: any model), the most used first."""
         now, number = self._now(), dict[str, int]()
         chosen = []
         for counted in sorted(self._heads.values(), key=lambda counted: _heat(counted, now), reverse=True):
@@ -191,5 +193,5 @@ class SharedPrompts:
 
 
 def _heat(counted: _Counted, now: float) -> float:
-    """Requests; recent ones count for more."""
+    """Decayed number of requests."""
     return counted.heat * exp((counted.at - now) / MEMORY)

@@ -9,8 +9,8 @@ from proxy.fleet.settings import PodSettings
 
 
 class Source(Protocol):
-    """`name` tells its pods from the pods of other sources, `interval` is seconds between two polls. It is polled
-    inside of its `async with`."""
+    """A source of pods, polled within its `async with` context. `name` distinguishes its pods from the pods of other
+    sources; `interval` is in seconds."""
 
     @property
     def name(self) -> str: ...
@@ -18,11 +18,11 @@ class Source(Protocol):
     def interval(self) -> float: ...
 
     async def poll(self) -> Sequence[PodSettings] | None:
-        """The pods there should be; None if that is what it was, or is unknown: faults are logged, not raised."""
+        """Return the configured pods; None if they are unchanged, or unknown because of a failure, which is logged."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Most have nothing that goes on between two polls."""
+        """Do nothing: most sources have no task between two polls."""
         return

@@ -24,26 +24,26 @@ SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
 POOLS = Resource("inference.networking.k8s.io", "v1", "inferencepools")
 
 SERVICE_LABEL = "kubernetes.io/service-name"
-"""Of an EndpointSlice."""
+"""The label of an EndpointSlice with the name of its service."""
 
 ZONE = "topology.kubernetes.io/zone"
-"""A label of nodes, which their pods get here, as they get the node's name and address."""
+"""A label of nodes that is copied to their pods, as are the name and the address of the node."""
 
 _OVER = ("Succeeded", "Failed")
-"""Phases of a pod whose address may be another's by now."""
+"""Phases of a pod whose address another pod may already have."""
 
 WEIGHT, MODELS = "kvlane/weight", "kvlane/models"
 ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Annotations; models and ports are separated by commas."""
 
 _KEPT = (WEIGHT, MODELS, *ACTIVE_PORTS)
-"""Annotations that count; whatever else changes in an object is no change."""
+"""Annotations that are read; changes of other annotations are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """`wanted`: it is ready, and is not about to end. `born` orders pods of one address. `uid` is its own, as long as
-    the cluster exists. `ports`: the ports of its slice, if it has one."""
+    """A pod of the cluster. `wanted`: it is ready and not terminating. `born` orders pods with the same address. `uid`
+    is unique in the cluster. `ports`: the ports of its EndpointSlice, if it has one."""
 
     name: str
     uid: str
@@ -57,7 +57,7 @@ class PodSeen:
 
 @dataclass(frozen=True, slots=True)
 class PoolSeen:
-    """`selector` as a list is asked with it."""
+    """`selector`: as the API server expects it in a list request."""
 
     selector: str
     ports: tuple[int, ...]
@@ -82,8 +82,8 @@ def read_pod(item: Object) -> PodSeen:
 
 
 def read_slice(item: Object) -> tuple[PodSeen, ...]:
-    """An endpoint has the labels of its slice, which are the labels of the service. A slice has one set of ports: pods
-    whose ports of the same name have other numbers, as in a rollout that changes one, are in another."""
+    """Return the endpoints of an EndpointSlice. They get the labels of the slice, which are the labels of the service.
+    All pods of a slice have the same ports: during a rollout that changes a port number there are two slices."""
     metadata = item["metadata"]
     labels = texts(metadata, "labels")
     own = {
@@ -109,7 +109,8 @@ def _port(value: object) -> int:
 
 
 def _endpoints(items: Any, labels: Mapping[str, str], born: str, ports: tuple[int, ...]) -> Iterator[PodSeen]:
-    """A condition that is missing counts as met, `terminating` as not. Endpoints without an address are left out."""
+    """Yield the endpoints that have an address. A missing condition `ready` counts as true, a missing `terminating` as
+    false."""
     for item in items:
         if not item.get("addresses"):
             continue
@@ -138,13 +139,13 @@ def _is_tcp(port: Mapping[str, Any]) -> bool:
 DEFAULT_PORTS = (8000,)
 
 _SETTLE = 0.1
-"""Seconds in which changes are taken together."""
+"""Seconds for which changes are collected."""
 
 Made = tuple[PodSeen, tuple[int, ...], tuple[PodSettings, ...]]
 
 
 class KubernetesSource(Source):
-    """Inside of `async with` the cluster is followed. Whatever it cannot be asked takes no pods away."""
+    """Watches a cluster; an `async with` context. While the API server fails, the known pods stay."""
 
     name = "kubernetes"
     interval = _SETTLE
@@ -182,7 +183,7 @@ class KubernetesSource(Source):
         await self._tasks.stop()
 
     async def poll(self) -> Sequence[PodSettings] | None:
-        """Returns when there is something new, be it a failure."""
+        """Wait until objects have changed or a watch has failed; then return the pods."""
         await self._news.wait()
         self._news.clear()
         if self._pools is not None:
@@ -197,14 +198,14 @@ class KubernetesSource(Source):
         return Collection(self._api, resource, query, read, self._news.set, self._clock, self._random, self._retry)
 
     def _watch(self, selector: str) -> None:
-        """The pods of this selector, and no others."""
+        """Watch the pods of this selector instead of the previous one."""
         if self._watched is not None:
             self._watched[1].cancel()
         self._pods = self._collection(PODS, {"labelSelector": selector}, read_pod)
         self._watched = (selector, self._tasks.keep(self._pods.run, "watch", str(PODS)))
 
     def _watch_pool(self, pools: Collection[PoolSeen]) -> None:
-        """Without a pool there are no pods. A pool without a selector selects no pods, not all of them."""
+        """Watch the pods of the InferencePool. Without the object, or without a selector in it, there are no pods."""
         pool = pools.objects.get(self._settings.inference_pool)
         if pool is not None and pool.selector:
             if self._watched is None or self._watched[0] != pool.selector:
@@ -218,7 +219,7 @@ class KubernetesSource(Source):
             log.warning("InferencePool %s %s: it has no pods", self._settings.inference_pool, what)
 
     def _seen(self) -> tuple[tuple[int, ...], Iterable[PodSeen]]:
-        """The ports that an InferencePool names, and the pods."""
+        """Return the ports of the InferencePool and the pods."""
         pods = None if self._pods is None else self._pods.objects
         if self._slices is not None:
             return (), _of_slices(self._slices.objects.values(), pods)
@@ -226,8 +227,8 @@ class KubernetesSource(Source):
         return (() if pool is None else pool.ports), () if pods is None else pods.values()
 
     def _settings_of(self, seen: Iterable[PodSeen], ports: tuple[int, ...]) -> list[PodSettings]:
-        """Two pods of one address are an old one that the cluster has lost sight of, and a new one; or, on other ports,
-        two that have their node's."""
+        """Return the pods. Of several with the same address and ports only the newest one counts: the cluster has not
+        noticed the end of the others. Pods in the network of their node share its address but not its ports."""
         wanted = sorted((pod for pod in seen if pod.wanted), key=lambda pod: pod.born)
         by_place = {(pod.address, self._ports_of(pod, ports)): pod for pod in wanted}
         made: dict[str, Made] = {}
@@ -242,7 +243,7 @@ class KubernetesSource(Source):
         return self._settings.ports or pod.ports or ports or DEFAULT_PORTS
 
     def _made_of(self, pod: PodSeen, ports: tuple[int, ...]) -> tuple[PodSettings, ...]:
-        """One for each port that is active, by the names that llm-d gives them."""
+        """Return a pod for each active port, named as in llm-d."""
         active, ports = _ports(pod), self._ports_of(pod, ports)
         name = f"{self._settings.namespace}/{pod.name}" if self._settings.namespace else pod.name
         names = {port: f"{name}-rank-{rank}" for rank, port in enumerate(ports)} if len(ports) > 1 else {ports[0]: name}
@@ -273,8 +274,9 @@ class KubernetesSource(Source):
 
 
 def _of_slices(slices: Iterable[Iterable[PodSeen]], pods: Mapping[str, PodSeen] | None) -> Iterable[PodSeen]:
-    """A pod may stand in several: while it moves from one to another, and once for each family of addresses. Where
-    `pods` are followed too, only pods among them count: the role of others is unknown."""
+    """Return the endpoints of all slices. A pod may be in several slices: while it moves to another one, and in one for
+    each address family. If `pods` are watched too, only endpoints of these count, because the role of others is
+    unknown."""
     found: dict[str, PodSeen] = {}
     for one in slices:
         for endpoint in one:
@@ -292,12 +294,13 @@ def _rank(endpoint: PodSeen) -> tuple[bool, bool]:
 
 
 def _merged(endpoint: PodSeen, pod: PodSeen) -> PodSeen:
-    """A service may want pods that are not ready, so it has the say."""
+    """Return the endpoint with the labels and annotations of its pod. The endpoint decides the readiness, because a
+    service may publish pods that are not ready."""
     return replace(endpoint, labels={**endpoint.labels, **pod.labels}, annotations=pod.annotations, born=pod.born)
 
 
 def _ports(pod: PodSeen) -> frozenset[int] | None:
-    """The ports that it says it listens on; None: all."""
+    """Return the ports of the pod's annotation; None: all ports."""
     texts = (pod.annotations[key] for key in ACTIVE_PORTS if key in pod.annotations)
     text = next(texts, None)
     return None if text is None else frozenset(int(port) for port in text.split(",") if port.strip().isdecimal())
