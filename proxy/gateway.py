@@ -83,7 +83,7 @@ class Gateway:
 
     async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
         """Serve the request. Raise RequestError: the caller sends it to the client or, if a response has started, calls
-        `relay.end` with it, because no pod continues the response."""
+        `TrackedRelay.end` with it, because no pod continues the response."""
         pinned = response_id(client_request.path)
         if pinned:
             parsed = Parsed("", client_request.body, previous_response_id=pinned)
@@ -108,10 +108,10 @@ class Gateway:
                     self._check_models(client_request, client_request.identity.models, parsed, request)
             if self.ask_for_usage:
                 request = with_usage(request)
-            if self.failover.poison.quarantined:  # after all rewrites: a body without a prompt is its own fingerprint
-                self.failover.poison.check(request)
+            if self.failover.quarantine.entries:  # after all rewrites: a request without a prompt is known by its body
+                self.failover.quarantine.check(request)
             try:
-                if request.naming is None:
+                if request.naming is None:  # as in `_send`, without its frame
                     await self.pools.send(request, parsed, relay)
                 else:
                     await self._send(request, parsed, relay)

@@ -41,7 +41,7 @@ from proxy.plugins.producers.agent_identity import AgentIdentity
 from proxy.polling import Polling, fleet_settings
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.failover import Failover, Narrow, Poison, RetryBudget
+from proxy.reliability.failover import Failover, Narrow, Quarantine, RetryBudget
 from proxy.reliability.health import Liveness
 from proxy.scheduling.build import Scheduling, build
 from proxy.scheduling.document import Document
@@ -388,7 +388,7 @@ class _Build:
                 for admission in self.admissions.get(pool, ()):
                     if admission.holds_for_retries:
                         pods = admission.narrow(request, pods)
-                return schedulings.get(pool, first).scheduler.schedule(request, pods).candidates()
+                return schedulings.get(pool, first).scheduler.schedule(request, pods).ranked()
             except RequestError:
                 return ()
 
@@ -397,7 +397,7 @@ class _Build:
             clock,
             process.random,
             budget,
-            draft.get("poison", lambda: Poison(clock, process.upstream.takes_connections, process.tasks)),
+            draft.get("quarantine", lambda: Quarantine(clock, process.upstream.takes_connections, process.tasks)),
             process.timer.sleep,
             narrowing(self.flow_controls),
             others,
@@ -460,7 +460,7 @@ class _Build:
         listeners: list[Listener | None] = [
             process.ledger,
             process.breakers,
-            self.failover.poison,
+            self.failover.quarantine,
             ReadsAfterNotFound(process.model_reads),
             process.bindings,
             self.explained,

@@ -75,6 +75,8 @@ class Attempt:
 
     error: str = ""
     """Why the attempt failed, for the access log. On the class, because only failed attempts have one."""
+    stream_started_at: float | None = None
+    """For an attempt that continues a stream: the time of the first byte of the stream, from an earlier attempt."""
     is_by_envoy: bool = False
     """Whether Envoy, in front of kvlane, responded itself, so that the status is not that of the pod."""
 

@@ -72,7 +72,8 @@ class Decision(NamedTuple):
         best, *others = result.endpoints
         return cls(best, tuple(others), result.profile)
 
-    def candidates(self) -> Sequence[Endpoint]:
+    def ranked(self) -> Sequence[Endpoint]:
+        """Return the target and its fallbacks, best first."""
         return (self.target, *self.fallbacks)
 
 
@@ -164,7 +165,9 @@ class DecisionSampler:
 
     def record(self, request: InferenceRequest, is_timed: bool) -> DecisionRecord | None:
         is_wanted = self.wants is not None and self.wants(request)
-        return DecisionRecord(self._timer, is_wanted=is_wanted) if is_wanted or is_timed else None
+        if not (is_wanted or is_timed):
+            return None
+        return DecisionRecord(self._timer if is_timed else untimed, is_wanted=is_wanted)
 
 
 NO_SAMPLER = DecisionSampler(every=0)

@@ -224,7 +224,8 @@ class AllFailed(BadGateway):
 
 
 class LastSaturated(AllFailed, status=429, code="saturated", reason=Reason.SATURATED):
-    """The last pod that was tried responded with 429. `retry_after` is the pod's, if it sent one."""
+    """The last pod that was tried responded with 429. Not Saturated, because attempts were made: callers treat it like
+    any failure of all attempts. `retry_after` is the pod's, if it sent one."""
 
     retry_after: float = 1.0
 

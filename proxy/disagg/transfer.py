@@ -20,7 +20,6 @@ from proxy.core.errors import (
     KvlaneError,
     NoEndpoints,
     RankOutOfRange,
-    SuspectedPoison,
     UpstreamFailed,
 )
 from proxy.core.ports import AttemptScope, Clock, Random, Relay
@@ -295,7 +294,7 @@ class SplitRequest:
                 try:
                     await self._relay_with(attempt, split.decode or {})
                 except UpstreamFailed as failed:
-                    if failed.may_have_crashed and not await self.shared.failover.poison.is_alive(attempt.endpoint):
+                    if failed.may_have_crashed and not await self.shared.failover.quarantine.is_alive(attempt.endpoint):
                         await asyncio.wait((prefilling,), timeout=GRACE)  # it may be dying of the same
                     raise
                 prefilling.cancel()
@@ -388,8 +387,6 @@ class SplitRequest:
         is_optional = attempt.stage is Stage.ENCODE or not self.shared.connector.needs_pair
         try:
             following = await self.shared.failover.next_attempt(attempt, error, is_optional)
-        except SuspectedPoison:
-            raise
         except (BadGateway, GatewayTimeout):
             if deadline_has_passed(attempt.request, self.shared.clock.now()):
                 raise

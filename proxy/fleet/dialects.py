@@ -28,10 +28,11 @@ class Dialect:
     `kv_usage` is a share from 0 to 1, although some names end in `perc`. `cache_info` is a series whose labels
     `block_size_label` and `blocks_label` have the size and number of KV blocks; `block_size` and `blocks` are series
     whose values are these numbers. `prefix_queries` and `prefix_hits` count tokens. `prompt_tokens` and
-    `generation_tokens` are counters; one of them must grow while a request runs, else a busy pod counts as hung. `lora`
-    is a series with vLLM's labels. `awake` is 1 for a rank that is awake and 0 for one that sleeps; `discarded` is not
-    0 if it sleeps without its weights. `rank_label` is the label for data-parallel ranks; without `lists_all_ranks`, a
-    rank without traffic may have no series. `attributes` are custom values, by the key that scorers read.
+    `generation_tokens` are counters: if any is given, one must grow while a request runs, else a busy pod counts as
+    hung; with neither, hung engines are not detected. `lora` is a series with vLLM's labels. `awake` is 1 for a rank
+    that is awake and 0 for one that sleeps; `discarded` is not 0 if it sleeps without its weights. `rank_label` is the
+    label for data-parallel ranks; without `lists_all_ranks`, a rank without traffic may have no series. `attributes`
+    are custom values, by the key that scorers read.
     """
 
     waiting: Specs = ()

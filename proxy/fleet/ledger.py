@@ -74,7 +74,7 @@ class Ledger(Listener):
         """Give a new pod as much past work as its least busy peer has. Without it, the pod would win every tie and get
         all of the traffic for a minute."""
         least = min((peer.load.recent for peer in peers if peer is not endpoint), default=-inf)
-        vars(endpoint.load)["recent"] = max(endpoint.load.recent, least)
+        endpoint.load_fields["recent"] = max(endpoint.load.recent, least)
 
     def elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int = 0) -> None:
         """Set the load of the peers on the pod, and add the prompt tokens that they sent it since their last report."""

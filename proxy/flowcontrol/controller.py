@@ -296,6 +296,8 @@ class FlowControl(Admission):
         fits = len(request.body) <= min(self._settings.max_queued_bytes, band.most_bytes)
         while limit := band.reached_limit(request) or queue.reached_limit(waiting):
             if not fits:
+                is_of_band = band.most_bytes < self._settings.max_queued_bytes
+                limit = f"maxQueuedBytes of the band `{band.name}`" if is_of_band else "flowControl.maxQueuedBytes"
                 message = f"The pods are busy, and the body of the request is too large for the queue: {limit}."
                 raise self.refusal(waiting, QueueFull(message))
             last = band.victim_for(waiting) if band.reached_limit(request) else queue.victim_for(waiting)

@@ -36,7 +36,7 @@ SMALL_BODIES = 1024
 buffers. By default a body of up to 64 KiB is small: clients that declare large bodies and hardly send them can use up
 only the rest."""
 
-UNCOUNTED = 4 * 1024
+FREE_BUFFER = 4 * 1024
 """Bytes that each connection may buffer without counting against the budget; most heads are smaller."""
 
 BODY_LATE = "The request body did not arrive in time."
@@ -291,7 +291,7 @@ class BodyReader:
         counts against `buffers`. Raise Saturated."""
         if not self.budget.acquire_now(size, client_request.retained):
             came = len(client_request.body) if client_request.payload is None else client_request.payload.total_bytes
-            buffered = max(0, came - client_request.retained - UNCOUNTED)
+            buffered = max(0, came - client_request.retained - FREE_BUFFER)
             if not self.buffers.acquire_within(buffered):
                 raise Saturated(MANY_BODIES)
             is_coming = client_request.payload is not None and not client_request.payload.is_eof()

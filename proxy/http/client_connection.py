@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
-from proxy.http.body import UNCOUNTED
+from proxy.http.body import FREE_BUFFER
 from proxy.http.guards import CloseReason, HalfClosed, SendProgress, guarded, reset
 from proxy.http.reader import ContentLengthReader, RequestReader
 from proxy.http.request import HttpRequest
@@ -155,13 +155,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         size = len(self._tail)
         if size > PIPELINED_LIMIT:
             self.pause_reading()
-        if (size > UNCOUNTED or self.head_size) and not self.count():
+        if (size > FREE_BUFFER or self.head_size) and not self.count():
             self._drop_held()
 
     def count(self) -> bool:
         """Count the buffered bytes of this connection against the budget of all connections. Return False and change
         nothing if the budget is exhausted."""
-        more = max(0, self.head_size + len(self._tail) - UNCOUNTED) - self._counted
+        more = max(0, self.head_size + len(self._tail) - FREE_BUFFER) - self._counted
         if more > 0 and not self._server.buffers.acquire_within(more):
             return False
         if more < 0:
@@ -212,7 +212,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         the last response pending. Only the sweep knows what a general reader holds."""
         if not self.idle or self.socket.is_closing() or self.socket.get_write_buffer_size():
             return False
-        return self.idle_since is not None or not (self.is_fresh or self.reader.keeps)
+        return self.idle_since is not None or not (self.is_fresh or self.reader.may_hold_bytes)
 
     def request_ended(self, client_request: HttpRequest) -> None:
         """Release what a request held that has been served; then read the next one, or close the connection."""
@@ -225,7 +225,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._linger()
         elif client_request.closing or not client_request.sent_status:
             self.close()
-        elif self._tail or self.reader.keeps or self.writing_paused:
+        elif self._tail or self.reader.may_hold_bytes or self.writing_paused:
             try:
                 self._go_on()
             except Exception as error:  # noqa: BLE001  # logged there
@@ -301,7 +301,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.count()
         self.resume_reading()
         self.consume = self.reader.feed
-        if tail or self.reader.keeps:
+        if tail or self.reader.may_hold_bytes:
             self.reader.feed(memoryview(tail))
 
     def _give_up(self, why: RequestError | Ending) -> None:

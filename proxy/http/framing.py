@@ -2,8 +2,8 @@
 
 A framing is fed once per read of the pod's connection. `raw` is what was read of the message's body, framing and all;
 `bodies` are the pieces of body in it; `marks` are the edges of HTTP chunks that it crossed, in order: OPENED, CLOSED.
-It returns what goes to the client; `finish` does so for the last read. While a framing is `in_step`, reads that end
-with a chunk may go out without it.
+It returns what goes to the client; `finish` does so for the last read. While a framing `holds_nothing`, reads that end
+with a chunk may go to the client without it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Framing:
 
     __slots__ = ()
 
-    in_step = False
-    """Whether `Receiver.received` may be replaced by a faster function. If the pod's chunks pass unchanged, everything
-    has been sent, so a read that ends with a chunk may bypass the framing. `bodies` and `marks` of the next call may
-    start with the ones of such reads."""
+    holds_nothing = False
+    """Whether everything fed so far has been sent. Then a read that ends with a chunk may go to the client without
+    `feed`. Its pieces and marks stay in the meter, so the next `feed` gets them again."""
 
     def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
         return b"".join(bodies)
@@ -88,15 +87,15 @@ class WholeChunks(Framing):
     them. Nearly all reads end with a chunk and cost two comparisons. A chunk larger than HELD_LIMIT is sent as chunks
     of its reads from then on."""
 
-    in_step = True
+    holds_nothing = True
     _held = b""
     _splitting = False
 
     def feed(self, raw: bytes, bodies: Pieces, marks: Marks) -> bytes:
-        if self.in_step and marks and marks[-1] and raw.endswith(b"\r\n"):
+        if self.holds_nothing and marks and marks[-1] and raw.endswith(b"\r\n"):
             return raw
         out = self._feed(raw, bodies, marks)
-        self.in_step = not self._held and not self._splitting
+        self.holds_nothing = not self._held and not self._splitting
         return out
 
     def finish(self, raw: bytes, bodies: Pieces, exact: bool) -> bytes:

@@ -102,7 +102,7 @@ CLOSED_AFTER = {
 """Why the connection closes after an error, by the class of the error; others leave the connection unchanged."""
 
 
-def uncounted(why: CloseReason, number: int) -> None:
+def count_nothing(why: CloseReason, number: int) -> None:
     """Count nothing."""
 
 

@@ -85,7 +85,7 @@ class ResponseHead:
     the rest is parsed. `sized`: `start` has the length of the body; `events`: it is an uncompressed event stream;
     `declines`: the status means that the pod did not serve the request; `simple`: sized, and the status alone says that
     it goes to the client; `final`: not an informational head; `until_close`: the body ends with the connection;
-    `keeps`: the connection stays open after the response."""
+    `keeps_alive`: the connection stays open after the response."""
 
     status: int
     start: bytes
@@ -97,7 +97,7 @@ class ResponseHead:
     events: bool
     upgrade: bytes | None
     until_close: bool
-    keeps: bool
+    keeps_alive: bool
 
 
 BLANK = ResponseHead(0, b"", False, False, False, False, False, False, None, False, False)

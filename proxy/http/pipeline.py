@@ -46,7 +46,7 @@ class Pipeline(Framing):
     """The framing of a stream whose events go through transforms: each event in its own chunk, as engines send them."""
 
     __slots__ = ("_begun", "_chunked", "_has_sent_part", "_transforms")
-    in_step = True
+    holds_nothing = True
 
     def __init__(self, transforms: Sequence[ResponseTransform], chunked: bool) -> None:
         """`chunked`: the client gets chunks, else the bare body."""

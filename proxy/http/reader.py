@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from proxy.core.errors import BodyTimeout, HeadTimeout, HeadTooLarge, InvalidHttp, RequestError, Saturated
-from proxy.http.body import BODY_LATE, JOINED, NO_MEMORY, UNCOUNTED, is_too_slow
+from proxy.http.body import BODY_LATE, FREE_BUFFER, JOINED, NO_MEMORY, is_too_slow
 from proxy.http.request import (
     HEAD_END,
     HEAD_LIMIT,
@@ -42,7 +42,7 @@ class RequestReader:
 
     __slots__ = ()
 
-    keeps = False
+    may_hold_bytes = False
     """Whether it may have bytes behind a request, which it reads when it is fed again."""
 
     def feed(self, data: memoryview) -> None:
@@ -91,7 +91,7 @@ class ContentLengthReader(RequestReader):
             return
         message, length = read
         client_request, size = HttpRequest(message, length, connection, server.ids, server.now()), length or 0
-        if len(head) > UNCOUNTED:
+        if len(head) > FREE_BUFFER:
             connection.head_size = len(head)
             if not connection.count():
                 connection.refuse(client_request, Saturated(NO_MEMORY))
@@ -204,7 +204,7 @@ class GeneralReader(RequestReader):
 
     __slots__ = ("_begun_at", "_connection", "_fed", "_first", "_head", "_parser", "_server", "_stopped")
 
-    keeps = True
+    may_hold_bytes = True
     """The parser stops after each request."""
 
     def __init__(self, connection: ClientConnection, server: DataServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -321,7 +321,7 @@ class GeneralReader(RequestReader):
         if self._head > HEAD_LIMIT:
             self._refuse(_too_large())
             return False
-        if self._head > UNCOUNTED:
+        if self._head > FREE_BUFFER:
             self._connection.head_size = HEAD_COPIES * self._head
             if not self._connection.count():
                 self._refuse(Saturated(NO_MEMORY))

@@ -149,9 +149,14 @@ class TrackedRelay(Relay):
         return was_first
 
     def _head(
-        self, attempt: Attempt, address: PodAddress, body: bytes, headers: RawHeaders, read: RequestHead | None = None
+        self,
+        attempt: Attempt,
+        address: PodAddress,
+        body: bytes,
+        headers: RawHeaders,
+        client_head: RequestHead | None = None,
     ) -> bytes:
-        """Return the head for the pod. `read` is the client's head, if it was parsed from HTTP/1.1."""
+        """Return the head for the pod. `client_head` is given if it was parsed from HTTP/1.1."""
         client_request, key, rank = self.client_request, attempt.endpoint.api_key, attempt.endpoint.rank
         if body and client_request.upload is None:
             ours = b"%bcontent-length: %d\r\n" % (client_request.id_line, len(body))
@@ -169,8 +174,8 @@ class TrackedRelay(Relay):
                 headers = [each for each in headers if each[0].lower() not in (b"traceparent", b"tracestate")]
             ours += encode_pairs(attempt.upstream_headers)
         # The cached head has all fields, so it is not used where kvlane has removed the key of the client.
-        if read is not None and headers is read.raw_headers:
-            first = read.beginning(address.base, address.host_header, key is not None)
+        if client_head is not None and headers is client_head.raw_headers:
+            first = client_head.head_for_pod(address.base, address.host_header, key is not None)
         else:
             first = first_lines(
                 client_request.method, client_request.path + client_request.query, address.base, address.host_header

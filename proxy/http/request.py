@@ -83,7 +83,7 @@ _SOUGHT_AT = len(b"\r\nContent-L")
 """Position of `_SOUGHT` in the match."""
 
 
-MOST_BEGINNINGS = 64
+MOST_POD_HEADS = 64
 """Number of heads for pods that are kept per head of a client."""
 
 
@@ -107,16 +107,16 @@ class RequestHead:
         """Whether the connection closes after the response."""
         self.chunked = head.chunked
         self.wants_websocket = head.upgrade and self.headers.get("upgrade", "").lower() == "websocket"
-        self._beginnings: dict[tuple[bytes, bytes, bool], bytes] = {}
+        self._pod_heads: dict[tuple[bytes, bytes, bool], bytes] = {}
 
-    def beginning(self, base: bytes, host: bytes, has_pod_key: bool) -> bytes:
+    def head_for_pod(self, base: bytes, host: bytes, has_pod_key: bool) -> bytes:
         """Return the head for the pod with this base path and host, without the fields that differ per request."""
-        found = self._beginnings.get((base, host, has_pod_key))
+        found = self._pod_heads.get((base, host, has_pod_key))
         if found is None:
-            if len(self._beginnings) >= MOST_BEGINNINGS:
-                self._beginnings.clear()
+            if len(self._pod_heads) >= MOST_POD_HEADS:
+                self._pod_heads.clear()
             found = first_lines(self.method, self.target, base, host) + passing(self.raw_headers, has_pod_key)
-            self._beginnings[base, host, has_pod_key] = found
+            self._pod_heads[base, host, has_pod_key] = found
         return found
 
 
@@ -128,7 +128,7 @@ class Heads:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._parser: Parser | None = None
-        self._read_again = lru_cache(HEADS)(self._read)
+        self._read_cached = lru_cache(HEADS)(self._read)
 
     def read(self, head: bytes) -> tuple[RequestHead, int | None] | None:
         """Return the head and the declared length of the body. Return None for an uncommon or invalid head. `head` is
@@ -136,9 +136,9 @@ class Heads:
         at = head.rfind(_SOUGHT) - _SOUGHT_AT
         length = _LENGTH(head, at) if at > 0 and len(head) <= REMEMBERED else None
         if length is None:
-            found = (self._read_again if len(head) <= REMEMBERED else self._read)(head)
+            found = (self._read_cached if len(head) <= REMEMBERED else self._read)(head)
             return None if found is None else (found, found.length)
-        found = self._read_again(head[:at] + head[length.end() :])
+        found = self._read_cached(head[:at] + head[length.end() :])
         if found is None or found.length is not None:
             return None
         return found, int(length[1])

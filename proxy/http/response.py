@@ -223,7 +223,7 @@ class Response(Receiver):
             attempt.note_first_byte(self._context.clock.now())
         if self._received + connection.bypassed >= self._flush_at:
             self._flush_meter()
-        if not framing.in_step or attempt.first_byte_at is None:
+        if not framing.holds_nothing or attempt.first_byte_at is None:
             connection.receive = self.received
         elif isinstance(framing, Pipeline):
             connection.receive = self._pass_events

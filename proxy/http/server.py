@@ -23,7 +23,7 @@ from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.body import BodyReader, MemoryBudget
 from proxy.http.client_connection import ClientConnection
-from proxy.http.guards import CloseReason, CountClosed, Sweep, check_all, guarded, uncounted
+from proxy.http.guards import CloseReason, CountClosed, Sweep, check_all, count_nothing, guarded
 from proxy.http.relay import ClientRelay, ResponseRace
 from proxy.http.request import Heads, HttpRequest
 from proxy.http.response import RelayContext, Response
@@ -158,7 +158,7 @@ class DataServer:
         config: DataPortConfig,
         clock: Clock,
         upstream: UpstreamPool,
-        count_closed: CountClosed = uncounted,
+        count_closed: CountClosed = count_nothing,
     ) -> None:
         """`upstream` has the connections to pods; it is closed with the server."""
         self.settings = settings
@@ -230,7 +230,7 @@ class DataServer:
         self.upstream.connect_timeout = timeouts.connect
         self.context = RelayContext(self.upstream, self._clock, self._loop, config)
 
-    def service_of(self, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> Service[C]:
+    def service_of(self, bodies: Bodies[C], count_closed: CountClosed = count_nothing) -> Service[C]:
         """Return the service of a port with these bodies."""
         return Service(self.config, bodies, count_closed)
 

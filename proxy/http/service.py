@@ -15,7 +15,7 @@ import proxy
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, ShuttingDown, UnknownModel, UpstreamFailed
 from proxy.core.ports import ClientRequest, Identity, allows
-from proxy.http.guards import CLOSED_AFTER, CountClosed, uncounted
+from proxy.http.guards import CLOSED_AFTER, CountClosed, count_nothing
 from proxy.http.head import Pairs, encode_pairs
 from proxy.http.paths import PathKind, Paths
 from proxy.http.relay import TrackedRelay
@@ -135,7 +135,7 @@ class Service(Generic[C]):
     """Serves requests under one configuration. While `stopping`, health checks report that no new requests are
     accepted."""
 
-    def __init__(self, config: DataPortConfig, bodies: Bodies[C], count_closed: CountClosed = uncounted) -> None:
+    def __init__(self, config: DataPortConfig, bodies: Bodies[C], count_closed: CountClosed = count_nothing) -> None:
         self.stopping = False
         self._gateway, self.listeners, self._authenticator = config.gateway, config.listeners, config.authenticator
         self._bodies = bodies

@@ -556,11 +556,11 @@ def catch_up(pods: Sequence[PodModel], now: float) -> None:
 
 
 def costs(
-    pods: Sequence[PodModel], cold: float, size: float, held: Mapping[Endpoint, int], prompt: float, now: float
+    pods: Sequence[PodModel], cold: float, size: float, units: Mapping[Endpoint, int], prompt: float, now: float
 ) -> list[float]:
-    """Return `seconds` for each pod with the terms of `cost`, after `catch_up`. The prompt has `cold` uncached tokens
-    on a pod without blocks of it, and `size` fewer for each block that the pod holds. Arguments are floats, because
-    multiplication by an integer takes twice as long."""
+    """Return `seconds` for each pod with the terms of `cost`, after `catch_up`. A pod has `cold - size * units[pod]`
+    uncached tokens of the prompt, or `cold` if it is not in `units`; see `prefix.match.Lacks`. Arguments are floats,
+    because multiplication by an integer takes twice as long."""
     # One loop, not four: hot path, see docs/notes/cpu.md.
     twice = 2.0 * prompt
     found: list[float] = []
@@ -575,7 +575,7 @@ def costs(
         ):
             pod.catch_up(now)
         fixed, per_token, per_pair = pod.cost
-        tokens = cold - size * held[endpoint] if endpoint in held else cold
+        tokens = cold - size * units[endpoint] if endpoint in units else cold
         cost = pod.rest + fixed + tokens * (per_token + per_pair * (twice - tokens))
         if due := pod.due:  # 0: the queue is empty, or `rest` includes its first prompt
             left = due - now
@@ -589,7 +589,7 @@ def charge_lockstep(
     found: list[float],
     cold: float,
     size: float,
-    held: Mapping[Endpoint, int],
+    units: Mapping[Endpoint, int],
     prompt: float,
     now: float,
 ) -> None:
@@ -608,7 +608,7 @@ def charge_lockstep(
             work = sum(model.worked(now) for model in models)
             pace[lockstep] = max(model.wait(now) for model in models), work / len(models)
         longest, usual = pace[lockstep]
-        tokens = cold - size * held.get(pod.endpoint, 0)
+        tokens = cold - size * units.get(pod.endpoint, 0)
         _, per_token, per_pair = pod.own
         work = tokens * (per_token + per_pair * (2.0 * prompt - tokens))
         found[at] += WORK_PRICE * lockstep.share * (pod.worked(now) - usual)

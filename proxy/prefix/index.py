@@ -136,7 +136,7 @@ class PrefixIndex:
             self.is_crowded = True
         self.version += 1
 
-    def go_on(self, reservation: Reservation, turn: ConversationTurn) -> None:
+    def note_turn(self, reservation: Reservation, turn: ConversationTurn) -> None:
         """Note that the prompt is the next turn of a conversation: once computed, it contains the pod's earlier
         response, if it gave one."""
         response = self._forest.responses.get(turn.key)

@@ -53,8 +53,8 @@ class PrefixMatch(Protocol):
         return missing
 
     def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
-        """Return `missing` for callers that go through the endpoints once. Here every endpoint is listed, and a unit is
-        one missing token, so its size is -1."""
+        """Return `missing` for callers that go through the endpoints once. Here `cold` is 0, and the units are the
+        missing tokens themselves, so each counts -1."""
         return 0, -1, dict(zip(endpoints, self.missing(endpoints, prompt_tokens), strict=True))
 
 

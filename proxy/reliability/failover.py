@@ -113,14 +113,14 @@ Alive = Callable[[Endpoint], Awaitable[bool]]
 
 
 @dataclass(eq=False)
-class Poison(Listener):
+class Quarantine(Listener):
     """Quarantine of requests that crash pods. Requests are identified by model and prompt, which a retry does not
     change. `tasks` run the checks of pods whose streams were cut."""
 
     clock: Clock
     is_alive: Alive
     tasks: Tasks
-    quarantined: dict[bytes, float] = field(init=False, default_factory=dict)
+    entries: dict[bytes, float] = field(init=False, default_factory=dict)
     """Fingerprint -> end of the quarantine. Requests are hashed only while it has entries."""
     _crashes: dict[bytes, list[float]] = field(init=False, default_factory=dict)
     """Fingerprint -> times of the crashes in the last QUARANTINE_SECONDS."""
@@ -164,9 +164,9 @@ class Poison(Listener):
 
     def check(self, request: InferenceRequest) -> None:
         now = self.clock.now()
-        while self.quarantined and next(iter(self.quarantined.values())) <= now:
-            del self.quarantined[next(iter(self.quarantined))]
-        until = self.quarantined.get(_fingerprint(request)) if self.quarantined else None
+        while self.entries and next(iter(self.entries.values())) <= now:
+            del self.entries[next(iter(self.entries))]
+        until = self.entries.get(_fingerprint(request)) if self.entries else None
         if until is not None:
             raise SuspectedPoison(until - now)
 
@@ -189,9 +189,9 @@ class Poison(Listener):
         return len(times)
 
     def _quarantine(self, fingerprint: bytes) -> None:
-        self.quarantined.pop(fingerprint, None)  # entries are ordered by their end
-        self.quarantined[fingerprint] = self.clock.now() + QUARANTINE_SECONDS
-        _bound(self.quarantined)
+        self.entries.pop(fingerprint, None)  # entries are ordered by their end
+        self.entries[fingerprint] = self.clock.now() + QUARANTINE_SECONDS
+        _bound(self.entries)
 
 
 def _bound(entries: dict[bytes, Any]) -> None:
@@ -252,7 +252,7 @@ class Failover:
     clock: Clock
     random: Random
     budget: RetryBudget
-    poison: Poison
+    quarantine: Quarantine
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     narrow: Narrow = lambda request, endpoints: endpoints
     others: Others = lambda attempt, tried: ()
@@ -293,9 +293,7 @@ class Failover:
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, EnvoyOverflow):
-            raise EnvoySaturated(
-                "A circuit breaker of Envoy is open: it has too many requests; retry shortly."
-            ) from error
+            raise EnvoySaturated(ENVOY_OVERFLOW) from error
         if self._log_limit.allows(type(error)):
             message = "request %s: attempt %d failed on pod %s: %s"
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)
@@ -305,7 +303,7 @@ class Failover:
             raise GatewayTimeout("The pod did not respond in time.") from error
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(attempt)
-        if await self.poison.check_pods(attempt):
+        if await self.quarantine.check_pods(attempt):
             raise SuspectedPoison(QUARANTINE_SECONDS) from error
         left = self._left(attempt, state.tried)
         is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
@@ -331,6 +329,7 @@ class Failover:
         next_attempt.retries = state
         if _has_started(attempt, error):
             next_attempt.is_continuation = True
+            next_attempt.stream_started_at = attempt.stream_started_at or attempt.first_byte_at
             self.count_continuation()
         return next_attempt
 
@@ -395,7 +394,7 @@ class Failover:
         decision = attempt.decision
         left = [
             endpoint
-            for endpoint in decision.candidates()
+            for endpoint in decision.ranked()
             if endpoint.state is EndpointState.READY and endpoint not in tried
         ]
         pods = {endpoint.first_rank for endpoint in tried}

@@ -17,7 +17,7 @@ class Timeouts:
     connect: Duration = param(Duration(2.0), "time to establish a connection to a pod", more_than=0)
     first_byte: Duration = param(
         Duration(300.0),
-        "time from sending an attempt to a pod to the first byte of a stream; it starts again with each retry",
+        "time from the choice of a pod, connecting included, to the first byte of a stream; each retry has its own",
         more_than=0,
     )
     idle: Duration = param(Duration(60.0), "time between two chunks of a stream", more_than=0)

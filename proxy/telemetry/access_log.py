@@ -66,7 +66,7 @@ def lines_of(requests: Sequence[Done], epoch: float) -> bytes:
     second, date, lines = math.nan, "", []
     for (name, method, path, received_at, who), ended_at, status, outcome, sent, last in requests:
         model, endpoint, first_byte_at, usage, relayed, number, error = last
-        prompt, completion, cached = usage or _UNCOUNTED
+        prompt, completion, cached = usage or _NO_USAGE
         shape = (first_byte_at is not None, prompt is not None, cached is not None)
         kind = (method, path, model, endpoint, status, outcome._value_, error, who, shape)
         line = kinds.get(kind) or kinds.setdefault(kind, _template(kind))
@@ -113,7 +113,7 @@ def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
 
 
-_UNCOUNTED = (None, None, None)
+_NO_USAGE = (None, None, None)
 _MILLIS = tuple(f".{n:03d}" for n in range(1000))
 _MICROS = tuple(f"{n:03d}Z" for n in range(1000))
 """Encoded digits: formatting a number takes five times as long as a look-up."""

@@ -331,7 +331,7 @@ class Catalogue:
         self.decisions = counter("scheduling_decisions", "Scheduling decisions, by the chosen pod.", ("endpoint",))
         self.plugin_seconds = histogram(
             "plugin_duration_seconds",
-            "Duration of one call of a plugin, in seconds; one call in 64 is measured.",
+            "Duration of one call of a plugin, in seconds; measured for one decision in 64.",
             ("extension_point", "plugin_type", "plugin_name"),
             OVERHEAD,
         )

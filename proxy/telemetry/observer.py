@@ -306,7 +306,8 @@ class Observer(Listener):
     ) -> None:
         last = NO_ATTEMPT
         if attempt is not None:
-            model, first_byte_at, usage = attempt.request.model, attempt.first_byte_at, attempt.usage
+            model, usage = attempt.request.model, attempt.usage
+            first_byte_at = attempt.stream_started_at or attempt.first_byte_at
             error = ""
             if outcome is not COMPLETE:
                 error = client_request.refusal if isinstance(outcome, Reason) else attempt.error

@@ -186,7 +186,8 @@ def _chains(request: InferenceRequest) -> tuple[Chain, ...]:
 def _request_fields(client_request: ClientRequest, attempt: Attempt) -> dict[str, Any]:
     """Return the known fields of a request. Tenant and session are not salted yet. The session is the one that the
     producer found or the client's header names."""
-    request, usage, first = attempt.request, attempt.usage, attempt.first_byte_at
+    request, usage = attempt.request, attempt.usage
+    first = attempt.stream_started_at or attempt.first_byte_at
     prompt = request.state.read(TOKENIZED_PROMPT) or request.prompt
     output = usage.completion_tokens if usage is not None else attempt.chunks if request.stream else None
     ttft, tpot = objectives(request) or (None, None)

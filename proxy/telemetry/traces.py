@@ -159,7 +159,7 @@ def _of_request_end(
     if attempt is not None:
         found["kvlane.endpoint"] = attempt.endpoint.name
         found["kvlane.attempts"] = attempt.number + 1
-        found |= _of_response(attempt, client_request.received_at)
+        found |= _of_response(attempt, attempt.stream_started_at or attempt.first_byte_at, client_request.received_at)
     return found | _of_status(status, outcome)
 
 
@@ -192,21 +192,21 @@ def _of_attempt(attempt: Attempt) -> Attributes:
 def _of_attempt_end(attempt: Attempt) -> Attributes:
     return {
         "kvlane.predicted_cached_tokens": attempt.predicted_cached_tokens,
-        **_of_response(attempt, attempt.started_at),
+        **_of_response(attempt, attempt.first_byte_at, attempt.started_at),
         **_of_status(attempt.status, attempt.ending or Ending.COMPLETE),
     }
 
 
-def _of_response(attempt: Attempt, since: float) -> Attributes:
-    """Return the usage, and the time to the first chunk in seconds; only for streams, as the convention requires,
-    because other responses arrive when they are complete."""
+def _of_response(attempt: Attempt, first_byte_at: float | None, since: float) -> Attributes:
+    """Return the usage, and the time from `since` to the first chunk in seconds; only for streams, as the convention
+    requires, because other responses arrive when they are complete."""
     found: Attributes = {}
     if usage := attempt.usage:
         found["gen_ai.usage.input_tokens"] = usage.prompt_tokens
         found["gen_ai.usage.output_tokens"] = usage.completion_tokens
         found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
-    if attempt.first_byte_at is not None and attempt.request.stream:
-        found["gen_ai.response.time_to_first_chunk"] = attempt.first_byte_at - since
+    if first_byte_at is not None and attempt.request.stream:
+        found["gen_ai.response.time_to_first_chunk"] = first_byte_at - since
     return found
 
 

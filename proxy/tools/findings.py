@@ -284,6 +284,8 @@ class ExpositionFinding:
     """Labels of the series that describes the cache."""
     connector: str = ""
     """The connector that the series belong to, in kvlane's name; empty if there are no such series."""
+    counts_hits: bool = False
+    """Whether it has a counter of prefix cache hits."""
     ranks: tuple[Metrics, ...] = ()
     """Metrics of the data-parallel ranks, if the pod has several."""
 

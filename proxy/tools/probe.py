@@ -232,7 +232,7 @@ async def try_caching(pod: PodClient, seen: PodReport, reaction_time: float, ran
             break
     if found.reported is not None:
         return found
-    if seen.exposition is None:
+    if seen.exposition is None or not seen.exposition.counts_hits:
         return Caching(refused="neither responses nor metrics report cached tokens")
     begun, counted = pod.clock.now(), 0.0
     while not counted and pod.clock.now() < begun + reaction_time:
@@ -402,6 +402,7 @@ def read_exposition(text: bytes, seconds: float = 0.0) -> ExpositionFinding | No
         size=len(text),
         seconds=seconds,
         missing=tuple(part for part, specs in parts.items() if not _found(specs, names)),
+        counts_hits=bool(_found(dialect.prefix_hits, names)),
         old=tuple(name for specs in parts.values() if (name := _found(specs, names)) and name != specs[0].name),
         labels=cache[0].labels if cache else {},
         connector="nixl" if any(name.startswith(NIXL_SERIES) for name in names) else "",

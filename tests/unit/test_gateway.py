@@ -38,7 +38,7 @@ from proxy.gateway import Gateway
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
-from proxy.reliability.failover import Failover, Poison, RetryBudget
+from proxy.reliability.failover import Failover, Quarantine, RetryBudget
 from proxy.reliability.settings import BreakerSettings, Retries
 from proxy.scheduling.build import build
 from proxy.scheduling.document import read
@@ -201,11 +201,13 @@ class World:
         catalogue = Catalogue("test")
         observer = Observer(catalogue, EndpointSeries(catalogue, self.fleet, clock), clock)
         budget = RetryBudget(20, clock, lambda: self.ledger.entered)
-        poison = Poison(clock, self._alive, Tasks())
+        poison = Quarantine(clock, self._alive, Tasks())
         failover = Failover(Retries(attempts), clock, random.Random(2), budget, poison, self._sleep)
         self.later: list[Callable[[], None]] = []
         breakers = Breakers(BreakerSettings(), clock, self.fleet, lambda seconds, call: self.later.append(call))
-        listeners = Listeners([first or Listener(), self.ledger, breakers, failover.poison, self.bindings, observer])
+        listeners = Listeners(
+            [first or Listener(), self.ledger, breakers, failover.quarantine, self.bindings, observer]
+        )
         self.gateway = Gateway(
             self.fleet,
             [Pool(self.fleet, self.scheduling, common=listeners)],

@@ -164,7 +164,7 @@ class PodConnection(asyncio.Protocol):
         self.bypassed = 0
         """Bytes of the current response that bypassed the receiver."""
         self._write: Callable[[bytes], None] = _unread
-        self._flush_at = 0
+        self._bypass_until = 0
         self.head_only = False
         """The response has no body, whatever its head says (HEAD); the connection is not reused."""
         self.until_close = False
@@ -173,7 +173,7 @@ class PodConnection(asyncio.Protocol):
         self._reading = True
         self._raw = b""
         """The received part of the head."""
-        self._keeps: bool | None = None
+        self._keeps_alive: bool | None = None
         """Whether the pod keeps the connection open; None until the head was passed on."""
         self._informational = 0
         """Number of informational heads before the head of the response."""
@@ -189,7 +189,7 @@ class PodConnection(asyncio.Protocol):
     def send(self, receiver: Receiver, head: bytes, body: bytes) -> None:
         """Send a request; its response is pushed to `receiver`. More of the body may be written to `transport`."""
         self._receiver = receiver
-        self._keeps = None
+        self._keeps_alive = None
         self._informational = 0
         self.bypassed = 0
         self._begun.append(None)
@@ -218,7 +218,7 @@ class PodConnection(asyncio.Protocol):
         """Pass reads that end with a chunk to `write`, and other reads to the receiver; also one after FLUSH_BYTES
         bytes, which flushes the meter."""
         self._write = write
-        self._flush_at = self.bypassed + FLUSH_BYTES
+        self._bypass_until = self.bypassed + FLUSH_BYTES
         self.receive = None
 
     def splice(self, protocol: asyncio.Protocol) -> None:
@@ -252,7 +252,7 @@ class PodConnection(asyncio.Protocol):
                     return
                 bypassed = self.bypassed + len(data)
                 # Behind a CLOSED there is no line feed but the chunk's. Comparing two bytes is slower.
-                if self.meter.marks[-1] and data[-1] == LINE_FEED and bypassed < self._flush_at:
+                if self.meter.marks[-1] and data[-1] == LINE_FEED and bypassed < self._bypass_until:
                     self.bypassed = bypassed
                     write = self._write
                     write(data)
@@ -273,7 +273,7 @@ class PodConnection(asyncio.Protocol):
         if self.until_close and error is None:
             receiver.finished(b"", True)
         else:
-            silent = self._keeps is None and not self._raw
+            silent = self._keeps_alive is None and not self._raw
             receiver.failed(Disconnected(f"connection lost: {error or 'closed by the pod'}", silent))
         self._let_go()
 
@@ -319,7 +319,7 @@ class PodConnection(asyncio.Protocol):
         if receiver is None:
             self.transport.abort()
             return
-        rest = self._pass_head(receiver, data) if self._keeps is None else data
+        rest = self._pass_head(receiver, data) if self._keeps_alive is None else data
         if rest is None:
             return
         if self.head_only:
@@ -328,7 +328,7 @@ class PodConnection(asyncio.Protocol):
         receiver.finished(rest, exact)
         self._receiver = None
         self._write = _unread
-        if self._keeps and exact and self.request_sent and not self.transport.get_write_buffer_size():
+        if self._keeps_alive and exact and self.request_sent and not self.transport.get_write_buffer_size():
             if not self._reading:
                 self.resume_reading()
             self._release(self)
@@ -354,7 +354,7 @@ class PodConnection(asyncio.Protocol):
             if not head.final:
                 self._start_over(rest)
                 return None
-            self._keeps = head.keeps
+            self._keeps_alive = head.keeps_alive
             receiver.head = head
             if not head.simple or receiver.changes_body:
                 receiver.head_received(head)

@@ -130,7 +130,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         capacity = self._capacity_of(metrics.block_size * metrics.blocks)
         self._reservations[attempt] = reservation = self.index.reserve(match.chains, endpoint, capacity)
         if match.turn is not None:
-            self.index.go_on(reservation, match.turn)
+            self.index.note_turn(reservation, match.turn)
         if attempt.stage is not WHOLE:
             self._adapt(attempt, reservation)
         if attempt.predicted_cached_tokens is None:
@@ -155,7 +155,7 @@ class ApproxPrefixCacheProducer(DataProducer, PreRequest, PostResponse, Endpoint
         if usage is not None and usage.cached_tokens is not None and attempt.stage is not DECODE:
             is_right = self.index.observe(reservation, usage.prompt_tokens, usage.cached_tokens)
         if is_right:
-            self.index.settle(reservation, True)
+            self.index.settle(reservation, True)  # as `confirm`, without its frame
         else:  # What was known of the pod is void; this it has.
             capacity = self._capacity_of(endpoint.metrics.block_size * endpoint.metrics.blocks)
             self.index.confirm(self.index.reserve(reservation.chains, endpoint, capacity))

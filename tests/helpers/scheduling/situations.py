@@ -50,7 +50,7 @@ def names(endpoints: Sequence[Endpoint]) -> list[str]:
 
 
 def ranking(decision: Decision) -> list[str]:
-    return names(list(decision.candidates()))
+    return names(list(decision.ranked()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from proxy.disagg.settings import DisaggregationSettings
 from proxy.disagg.transfer import FAILED, REFUSED, SplitRequests
 from proxy.fleet.ledger import Ledger
 from proxy.plugins.producers.predicted_latency import PredictedLatencyProducer
-from proxy.reliability.failover import Failover, Poison, RetryBudget
+from proxy.reliability.failover import Failover, Quarantine, RetryBudget
 from proxy.reliability.settings import Retries
 from proxy.telemetry import metrics
 from tests.helpers.waiting import PATIENCE
@@ -136,7 +136,7 @@ class World:
         self.ledger = Ledger(self.clock)
         budget = RetryBudget(20, self.clock, lambda: self.ledger.entered)
         self.tasks = Tasks()
-        poison = Poison(self.clock, self._alive, Tasks())
+        poison = Quarantine(self.clock, self._alive, Tasks())
         self.failover = Failover(Retries(attempts), self.clock, random.Random(1), budget, poison, self._sleep)
         self.split_requests = SplitRequests(
             DisaggregationSettings(connector),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.http.head import REMEMBERED, first_lines, passing
-from proxy.http.request import HEAD_END, MOST_BEGINNINGS, Heads, ParserError, new_parser
+from proxy.http.request import HEAD_END, MOST_POD_HEADS, Heads, ParserError, new_parser
 from tests.helpers.examples import examples
 
 FIRST = b"POST /v1/completions?a=1 HTTP/1.1\r\nHost: a"
@@ -88,7 +88,7 @@ def test_heads_that_differ_only_in_the_body_length_are_cached_once(heads: Heads)
     assert other is not None
     assert some[0] is other[0]
     assert (some[1], other[1]) == (5, 1234)
-    assert some[0].beginning(b"/base", b"pod:80", False) == (
+    assert some[0].head_for_pod(b"/base", b"pod:80", False) == (
         b"POST /base/v1/completions?a=1 HTTP/1.1\r\nhost: pod:80\r\nAccept: */*\r\n"
     )
 
@@ -96,12 +96,12 @@ def test_heads_that_differ_only_in_the_body_length_are_cached_once(heads: Heads)
 def test_a_bounded_number_of_heads_is_cached(heads: Heads) -> None:
     found = heads.read(FIRST + b"\r\nAccept: */*")
     assert found is not None
-    pods = [b"pod-%d:80" % number for number in range(3 * MOST_BEGINNINGS)] * 2
+    pods = [b"pod-%d:80" % number for number in range(3 * MOST_POD_HEADS)] * 2
     for pod in pods:
-        assert found[0].beginning(b"", pod, True) == first_lines("POST", found[0].target, b"", pod) + passing(
+        assert found[0].head_for_pod(b"", pod, True) == first_lines("POST", found[0].target, b"", pod) + passing(
             found[0].raw_headers, True
         )
-        assert len(found[0]._beginnings) <= MOST_BEGINNINGS
+        assert len(found[0]._pod_heads) <= MOST_POD_HEADS
 
 
 def test_two_content_lengths_are_invalid(heads: Heads) -> None:

@@ -169,7 +169,7 @@ def foreseen(index: PrefixIndex, turn: ConversationTurn = TURN) -> dict[Endpoint
 
 def go_on(index: PrefixIndex, cached_blocks: float) -> None:
     reservation = index.reserve((NEXT,), A, CAPACITY)
-    index.go_on(reservation, TURN)
+    index.note_turn(reservation, TURN)
     index.observe(reservation, 1600, round(100 * cached_blocks))
     index.settle(reservation, True)
 
@@ -217,7 +217,7 @@ def test_a_response_is_part_of_the_next_turn_once_computed(index: PrefixIndex) -
 def test_a_failed_turn_keeps_the_response(index: PrefixIndex) -> None:
     say(index)
     reservation = index.reserve((NEXT,), A, CAPACITY)
-    index.go_on(reservation, TURN)
+    index.note_turn(reservation, TURN)
     index.release(reservation)
     assert foreseen(index) == {A: 14}
 

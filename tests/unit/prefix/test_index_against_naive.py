@@ -74,7 +74,7 @@ class AnyHistory(RuleBasedStateMachine):
         if (chain := (*before, *further)[:8]) != before:
             self.reserve([chain], names[1], capacity)
             reservation, claim = self.in_flight[-1]
-            self.index.go_on(reservation, self.turn(before))
+            self.index.note_turn(reservation, self.turn(before))
             self.naive.go_on(claim, before)
 
     @rule(which=st.integers(0, 1000))

@@ -29,7 +29,7 @@ from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import InferenceRequest, Naming, Prompt
 from proxy.core.tasks import Tasks
 from proxy.models.resolver import with_fresh_state
-from proxy.reliability.failover import MOST, Failover, Poison, RetryBudget
+from proxy.reliability.failover import MOST, Failover, Quarantine, RetryBudget
 from proxy.reliability.settings import Backoff, Retries
 
 REFUSED = ConnectRefused("nobody listens")
@@ -58,7 +58,7 @@ class World:
             self.clock,
             random.Random(1),
             self.budget,
-            Poison(self.clock, self._alive, Tasks()),
+            Quarantine(self.clock, self._alive, Tasks()),
             self._sleep,
             others=self._others,
         )
@@ -306,14 +306,14 @@ async def test_a_request_that_crashed_two_pods_is_refused_for_a_minute() -> None
     world = World("abcd")
     world.dead = "ab"
     assert await world.pods_tried(BROKE_OFF, BROKE_OFF) == "ab SuspectedPoison"
-    poison = world.failover.poison
+    poison = world.failover.quarantine
     with pytest.raises(SuspectedPoison):
         poison.check(world.first().request)
     poison.check(world.first(b"another").request)
     poison.check(world.first(model="another").request)
     world.clock.advance(61.0)
     poison.check(world.first().request)
-    assert not poison.quarantined
+    assert not poison.entries
 
 
 @pytest.mark.parametrize("dead", ["", "a", "b"])
@@ -321,7 +321,7 @@ async def test_broken_connections_to_living_pods_prove_nothing(dead: str) -> Non
     world = World("abcd")
     world.dead = dead
     assert await world.pods_tried(BROKE_OFF, BROKE_OFF) == "abc"
-    assert not world.failover.poison.quarantined
+    assert not world.failover.quarantine.entries
 
 
 async def test_suspected_requests_use_bounded_memory() -> None:
@@ -330,8 +330,8 @@ async def test_suspected_requests_use_bounded_memory() -> None:
     for number in range(1010):
         world.started += 10
         await world.pods_tried(BROKE_OFF, BROKE_OFF, attempt=world.first(b"%d" % number))
-    assert len(world.failover.poison.quarantined) == len(world.failover.poison._crashes) == 1000
-    world.failover.poison.check(world.first(b"0").request)
+    assert len(world.failover.quarantine.entries) == len(world.failover.quarantine._crashes) == 1000
+    world.failover.quarantine.check(world.first(b"0").request)
 
 
 async def test_a_pod_whose_hedged_attempt_failed_is_not_tried_again_and_may_have_the_same_crash() -> None:
@@ -371,17 +371,20 @@ async def test_a_broken_stream_continues_with_the_rest_and_is_counted() -> None:
         world.clock,
         random.Random(1),
         world.budget,
-        Poison(world.clock, world._alive, Tasks()),
+        Quarantine(world.clock, world._alive, Tasks()),
         world._sleep,
         count_continuation=lambda: counted.append(None),
     )
     first = world.first()
     rest = InferenceRequest("r", "/", "m", first.request.prompt, body=b"rest")
+    first.first_byte_at = 5.0
     second = await failover.next_attempt(first, StreamInterrupted("reset", rest))
+    second.first_byte_at = 6.0
     third = await failover.next_attempt(second, REFUSED)
     assert [attempt.request for attempt in (second, third)] == [rest, rest]
     assert [attempt.is_continuation for attempt in (first, second, third)] == [False, True, True]
     assert len(counted) == 2
+    assert [attempt.stream_started_at for attempt in (first, second, third)] == [None, 5.0, 5.0]
 
 
 async def test_a_started_response_without_continuation_cannot_be_retried() -> None:
@@ -400,7 +403,7 @@ def run_with(world: World, name: str, text: bytes = b"innocent", error: Upstream
     request = world.first(text).request
     attempt = Attempt(request, Decision(pod), pod, 0, world.clock.now())
     attempt.ending = Ending.UPSTREAM_FAILED
-    world.failover.poison.ended_with_evidence(attempt, error)
+    world.failover.quarantine.ended_with_evidence(attempt, error)
 
 
 @pytest.mark.parametrize(("status", "is_quarantined"), [(429, True), (404, True), (500, False)])
@@ -413,7 +416,7 @@ async def test_a_request_that_a_pod_declined_before_its_crash_proves_nothing_unl
     run_with(world, "b", error=Declined(status))
     with contextlib.suppress(SuspectedPoison):
         await world.failover.next_attempt(attempt, BROKE_OFF)
-    assert bool(world.failover.poison.quarantined) is is_quarantined
+    assert bool(world.failover.quarantine.entries) is is_quarantined
 
 
 async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
@@ -425,7 +428,7 @@ async def test_two_crashes_with_other_requests_do_not_quarantine() -> None:
     run_with(world, "b")
     attempt = await world.failover.next_attempt(attempt, BROKE_OFF)
     assert attempt.endpoint.name == "c"
-    assert not world.failover.poison.quarantined
+    assert not world.failover.quarantine.entries
     world.dead = "abc"
     with pytest.raises(SuspectedPoison):
         await world.failover.next_attempt(attempt, BROKE_OFF)
@@ -454,7 +457,7 @@ async def test_equal_requests_that_run_while_pods_crash_are_not_quarantined() ->
     world.clock.advance(0.1)
     for attempt in attempts:
         await world.failover.next_attempt(attempt, BROKE_OFF)
-    assert not world.failover.poison.quarantined
+    assert not world.failover.quarantine.entries
 
 
 async def test_a_connection_that_broke_long_before_a_crash_does_not_count() -> None:

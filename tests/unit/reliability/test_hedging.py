@@ -21,7 +21,7 @@ from proxy.core.ports import Admission, ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
 from proxy.openai.parse import Parsed
-from proxy.reliability.failover import Failover, Poison, RetryBudget
+from proxy.reliability.failover import Failover, Quarantine, RetryBudget
 from proxy.reliability.hedging import FAILED, LOST, NO_BUDGET, NO_POD, WON, HedgeDelays, Hedging
 from proxy.reliability.settings import HedgingSettings, Retries
 from proxy.telemetry import metrics
@@ -101,7 +101,7 @@ class World:
         self.responses: dict[str, asyncio.Future[Any]] = {}
         self.races = True
         settings = HedgingSettings(after=after)
-        poison = Poison(self.clock, self._alive, Tasks())
+        poison = Quarantine(self.clock, self._alive, Tasks())
         failover = Failover(Retries(), self.clock, random.Random(1), RetryBudget(20.0, self.clock, lambda: 0), poison)
         budget = RetryBudget(percent, self.clock, lambda: 0, per_second=0.0, most=1.0 if percent else 0.0)
         self.hedging = Hedging(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from proxy.core.attempt import Attempt
-from proxy.core.decision import Decision, DecisionRecord, DecisionSampler
+from proxy.core.decision import Decision, DecisionRecord, DecisionSampler, untimed
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError
 from proxy.core.params import param
@@ -415,14 +415,17 @@ class TestAssembly:
             ("Picker", "max-score-picker", "max-score-picker"),
         ]
 
-    def test_sampled_and_requested_decisions_are_recorded(self) -> None:
-        sampler = DecisionSampler(wants=lambda request: request.id == "wanted", every=3)
+    def test_sampled_and_requested_decisions_are_recorded_and_only_sampled_ones_timed(self) -> None:
+        sampler = DecisionSampler(lambda *timed: None, wants=lambda request: request.id == "wanted", every=3)
         found = [sampler.record(request(), next(sampler.is_timed)) for _ in range(7)]
         assert [record is not None for record in found] == [True, False, False, True, False, False, True]
         assert not any(record.is_wanted for record in found if record is not None)
         wanted = sampler.record(replace(request(), id="wanted"), next(sampler.is_timed))
         assert wanted is not None
         assert wanted.is_wanted
+        assert wanted.timer is untimed
+        assert found[0] is not None
+        assert found[0].timer is not untimed
 
     def test_hooks_of_a_recorded_attempt_are_timed(self) -> None:
         took: list[tuple[str, str, str]] = []

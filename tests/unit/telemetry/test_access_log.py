@@ -137,6 +137,17 @@ async def test_the_line_of_a_failed_request_has_its_error_and_that_of_a_cut_resp
     assert {line["model"] for line in output.lines} == {"sim"}
 
 
+async def test_the_first_byte_of_a_continued_stream_is_that_of_its_first_attempt() -> None:
+    output = Output()
+    world = World(log := log_to(output))
+    attempt = world.attempt_of(world.fleet.add("pod-a"), number=1)
+    attempt.stream_started_at, attempt.first_byte_at = 0.5, 7.0
+    async with log:
+        world.observer.request_ended(FakeClientRequest(), 200, Ending.COMPLETE, attempt, 0)
+        world.observer.flush()
+    assert output.lines[0]["ttft"] == 0.5
+
+
 async def test_prompts_and_keys_are_not_in_the_log() -> None:
     output = Output()
     client_request = FakeClientRequest(headers={"authorization": "Bearer secret"}, body=b'{"prompt": "private"}')

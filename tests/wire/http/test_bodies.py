@@ -10,7 +10,7 @@ from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import Reason, Saturated
 from proxy.core.params import Duration, Size
-from proxy.http.body import UNCOUNTED, MemoryBudget
+from proxy.http.body import FREE_BUFFER, MemoryBudget
 from tests.helpers.http.support import (
     BUFFER,
     CHAT,
@@ -318,7 +318,7 @@ async def test_a_body_that_waits_for_the_budget_is_not_read_and_its_received_par
         assert client_request is not None
         assert client_request.payload is not None
         came = client_request.payload.total_bytes
-        assert port.server.retained - 7_000_000 == came - UNCOUNTED
+        assert port.server.retained - 7_000_000 == came - FREE_BUFFER
         await asyncio.sleep(0.05)
         assert client_request.payload.total_bytes == came
         port.server.budget.give(7_000_000)

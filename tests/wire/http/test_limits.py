@@ -15,7 +15,7 @@ import pytest
 
 from proxy.core.params import Duration, Size
 from proxy.core.ports import SystemClock
-from proxy.http.body import UNCOUNTED, BodyReader
+from proxy.http.body import FREE_BUFFER, BodyReader
 from proxy.http.guards import CloseReason, Sweep
 from proxy.http.request import HEAD_LIMIT
 from proxy.http.server import READ_SIZE
@@ -115,7 +115,7 @@ async def test_a_client_with_a_running_request_is_not_closed_for_others(is_seen_
         await until(lambda: connection.idle)
         connection.idle_since = port.server.now() if is_seen_idle else None
         client.send(request[:20])
-        await until(lambda: connection.reader.keeps)
+        await until(lambda: connection.reader.may_hold_bytes)
         assert (await port.ask(post())).raw == b""
         client.send(request[20:])
         assert (await client.response()).endswith(b"good")
@@ -231,7 +231,7 @@ async def test_incomplete_heads_count_against_the_budget_until_their_clients_lea
         senders = [await clients.enter_async_context(port.client()) for _ in range(5)]
         for client in senders:
             client.send(UNFINISHED + b"a" * 50_000)
-        await until(lambda: port.server.retained >= 5 * (2 * 50_000 - UNCOUNTED))
+        await until(lambda: port.server.retained >= 5 * (2 * 50_000 - FREE_BUFFER))
         for client in senders:
             client.leave()
         await until(lambda: port.server.retained == 0)

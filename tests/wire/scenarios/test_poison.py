@@ -175,7 +175,7 @@ async def test_a_request_that_crashes_pods_in_its_streams_is_quarantined_after_t
             status, _, body = await post(http, "poison", stream=True)
             assert (status, b"[DONE]" in body) == (200, False)
             await until(lambda: not app.ledger.in_flight)
-        await until(lambda: bool(app.serving.data_port.gateway.failover.poison.quarantined))
+        await until(lambda: bool(app.serving.data_port.gateway.failover.quarantine.entries))
         status, headers, _ = await post(http, "poison", stream=True)
         assert (status, headers["x-kvlane-reason"], dead(pods)) == (503, "suspected-poison", 3)
         assert (await post(http, "hello"))[0] == 200
