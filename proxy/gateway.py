@@ -191,7 +191,7 @@ class Gateway:
             if producers.waits:
                 endpoints = pool.pods.endpoints_for(request.model)
         decision = self._decide(pool, request, parsed, endpoints, record)
-        if decision.split_outcome and pool.split_requests is not None:
+        if pool.split_requests is not None and (decision.split_outcome or parsed.previous_response_id):
             decision, split = pool.split_requests.of(request, decision, relay, self._running)
             sender = split or sender
         attempt = Attempt(request, decision, decision.target, 0, self.clock.now())
@@ -212,7 +212,7 @@ class Gateway:
                 return
             except UpstreamFailed as error:
                 failure = error.with_traceback(None)  # its frames refer to the error and the body: a cycle
-            attempt = await self.failover.next_attempt(attempt, failure)
+            attempt = await self.failover.next_attempt(failure.attempt or attempt, failure)
 
     def _running(self, attempt: Attempt) -> Running:
         return Running(self, self.pools.having(attempt.endpoint), attempt)

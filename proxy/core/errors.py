@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from proxy.core.attempt import Attempt
     from proxy.core.endpoint import Endpoint
     from proxy.core.request import InferenceRequest
 
@@ -235,6 +236,10 @@ class EnvoySaturated(RequestError, status=429, code="saturated", reason=Reason.S
     help."""
 
 
+class FewerRanks(RequestError, status=503, code="no_endpoints", reason=Reason.NO_ENDPOINTS, retry_after=1.0):
+    """The pod does not have the data-parallel rank. Not NoEndpoints: Envoy does not send the request again."""
+
+
 NO_POD = "No pod is ready. Retry shortly."
 
 
@@ -278,6 +283,8 @@ class UpstreamFailed(KvlaneError):
 
     may_have_crashed: ClassVar[bool] = False
     """Whether the pod stopped before its response was complete, as pods that crash do."""
+    attempt: Attempt | None = None
+    """The attempt that failed, if it is another one than the caller sent: a hedged one."""
 
 
 class InvalidResponse(UpstreamFailed):

@@ -40,10 +40,12 @@ from proxy.disagg.requests import (
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
 from proxy.openai.bodies import has_many_values, object_in
-from proxy.reliability.failover import Failover
+from proxy.reliability.failover import Failover, RetryState
 from proxy.telemetry.metrics import Counter
 
 log = logging.getLogger(__name__)
+
+STORED = "one pod stores the previous response"
 
 FAILED, REFUSED = "prefill-failed", "prefill-refused"
 
@@ -82,13 +84,14 @@ class SplitRequests:
     ) -> tuple[Decision, SplitRequest | None]:
         """Return None, and the decision without stages, if one pod has to do everything. Raise RequestError if no pod
         can."""
-        if decision.split_outcome != SPLIT:
-            self.counted(decision.split_outcome).add()
+        outcome = decision.split_outcome
+        if outcome and outcome != SPLIT:
+            self.counted(outcome).add()
         if not (decision.prefill or decision.encode):
             if self.connector.needs_pair and request.path in SPLIT_PATHS:
                 raise NoEndpoints(
                     "The request needs a prefill and a decode pod, but was not split between them:"
-                    f" {decision.split_outcome}."
+                    f" {outcome or STORED}."
                 )
             return decision, None
         fields, why = None, "many-values"
@@ -142,6 +145,8 @@ class SplitRequest:
     """The prefill pods that were tried."""
     transfer: Transfer | None = None
     """Not sent to any decode pod yet."""
+    is_counted: bool = False
+    """Whether its result is counted, which is that of the first decode attempt."""
     encoded: dict[str, Any] | None = None
     """Fields of the encode pods for the next stage; None before they were requested."""
 
@@ -150,7 +155,7 @@ class SplitRequest:
         try:
             await self._run(attempt, prefill)
         except PrefillRejected as refused:
-            self.shared.counted(REFUSED).add()
+            self._count(REFUSED)
             self.relay.pass_on(refused.prefill, refused.body)
 
     async def _run(self, attempt: Attempt, prefill: Attempt | None) -> None:
@@ -181,7 +186,7 @@ class SplitRequest:
             if following is not None:
                 await self._run(self._again(attempt), following)
                 return
-            self.shared.counted(FAILED).add()
+            self._count(FAILED)
             if connector.needs_pair:
                 raise UpstreamFailed(f"the pod for its prompt failed: {failure}")
             is_left_alone = True
@@ -189,6 +194,11 @@ class SplitRequest:
             again = self._again(attempt)
             with self.scope_of(again):
                 await self._whole(again)
+
+    def _count(self, result: str) -> None:
+        if not self.is_counted:
+            self.is_counted = True
+            self.shared.counted(result).add()
 
     async def _whole(self, attempt: Attempt) -> None:
         if not self.encoded or attempt.is_continuation:
@@ -199,7 +209,7 @@ class SplitRequest:
     def _again(self, attempt: Attempt) -> Attempt:
         """Return an attempt that starts now: predictors learn how the pod does by itself."""
         again = Attempt(attempt.request, attempt.decision, attempt.endpoint, attempt.number, self.shared.clock.now())
-        again.retries = attempt.retries
+        again.retries = attempt.retries = attempt.retries or RetryState()
         return again
 
     # One after the other: the decode pod gets what the prefill pod responds.
@@ -210,7 +220,7 @@ class SplitRequest:
         if prefill is not None:
             with _no_fault_of(attempt):
                 self.transfer = await self._prefilled(attempt, prefill, held)
-        self.shared.counted(SPLIT if self.transfer else FAILED).add()
+        self._count(SPLIT if self.transfer else FAILED)
         if self.transfer is not None:
             await self._decode(attempt, self.transfer)
             return True
@@ -261,7 +271,7 @@ class SplitRequest:
             was_sent = self.shared.connector.needs_pair
             raise
         except asyncio.CancelledError:
-            if attempt.sent_at is None:
+            if attempt.sent_at is None and transfer.fields:  # without fields the prefill pod keeps nothing
                 # A pod that got the request may have fetched the cache; its blocks may be another prompt's by now.
                 self.shared.tasks.start(self._fetch(attempt, transfer), "fetching a cache without a client")
             raise
@@ -274,6 +284,7 @@ class SplitRequest:
         body = for_prefill(attempt.request.path, self.fields, transfer.fields)
         try:
             fetching = self._attempt(attempt, Stage.DECODE, (attempt.endpoint,), body)
+            fetching.upstream_headers = list(attempt.upstream_headers)
             await self.relay.collect(fetching, self.shared.prefill_timeout)
         except KvlaneError as error:
             log.info("request %s: the prefill pod keeps its KV cache until it expires: %s", attempt.request.id, error)
@@ -315,7 +326,7 @@ class SplitRequest:
                 return lost[0].with_traceback(None)
         finally:
             attempt.cached_to_report = None if attempt.cached_to_report == NOT_YET else attempt.cached_to_report
-        self.shared.counted(SPLIT).add()
+        self._count(SPLIT)
         return None
 
     async def _prefill(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
-from proxy.core.attempt import Attempt, Ending
+from proxy.core.attempt import Attempt, Ending, Stage
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.errors import (
     BadGateway,
+    ConnectFailed,
     EnvoyOverflow,
+    FewerRanks,
     GatewayTimeout,
-    NoEndpoints,
     RankOutOfRange,
     RequestError,
     TriedByEnvoy,
@@ -71,11 +73,15 @@ class EnvoyRelay(TrackedRelay):
         """Messages of the response that were read before the reply to its head."""
         self._response: Any = None
         """The head of the pod's response."""
+        self._is_sent = False
+        """Whether the gateway has got the destination, which cannot change after that."""
         self._failure: RequestError | None = None
         """The error with which further attempts end, because Envoy cannot send the request again."""
 
     async def relay(self, attempt: Attempt) -> None:
         """See `core.ports.Relay.relay`. If Envoy used another pod, the next attempt is on that pod."""
+        if self._failure is None and self._is_sent and self._response is None:
+            self._failure = BadGateway("A pod failed after Envoy had got the destination; try again shortly.")
         if self._failure is not None:
             attempt.ending = Ending.EVICTED
             raise self._failure
@@ -92,7 +98,7 @@ class EnvoyRelay(TrackedRelay):
         except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel, RankOutOfRange) as error:
             attempt.ending = Ending.UPSTREAM_FAILED
             if isinstance(error, RankOutOfRange):
-                self._failure = NoEndpoints(FEWER_RANKS)
+                self._failure = FewerRanks(FEWER_RANKS)
             elif isinstance(error, UnknownModel):
                 self._failure = error
             raise
@@ -108,7 +114,7 @@ class EnvoyRelay(TrackedRelay):
 
     async def _send(self, attempt: Attempt) -> None:
         request, client_request, stream = attempt.request, self._gateway_request, self._stream
-        destination = ",".join([await self._addresses.of(endpoint) for endpoint in self._named(attempt)])
+        destination = ",".join(await self._destinations(attempt))
         body = body_for(attempt.endpoint, request.body)
         changed = body is not client_request.body and body != client_request.body
         add = [(DESTINATION, destination), ("x-request-id", client_request.id), *attempt.upstream_headers]
@@ -125,6 +131,7 @@ class EnvoyRelay(TrackedRelay):
         if changed and stream.kind == "request_body":
             with_body(reply, body)
         attempt.sent_at = self._context.clock.now()
+        self._is_sent = True
         await stream.write(reply)
         if stream.request_mode == FULL_DUPLEX_STREAMED and not stream.head.request_headers.end_of_stream:
             for piece in streamed("request_body", body, not stream.trailers):
@@ -132,10 +139,21 @@ class EnvoyRelay(TrackedRelay):
             if stream.trailers:
                 await stream.write(go_on("request_trailers"))
 
+    async def _destinations(self, attempt: Attempt) -> list[str]:
+        """Return the addresses of the pods for the gateway. Raise ConnectFailed if the target has none."""
+        target, *others = self._named(attempt)
+        found = [await self._addresses.of(target)]
+        for endpoint in others:
+            with suppress(ConnectFailed):
+                found.append(await self._addresses.of(endpoint))
+        return found
+
     def _named(self, attempt: Attempt) -> list[Endpoint]:
         """Return the pods for the gateway. It sends the same request to each, so the request names one rank for all of
-        them."""
+        them, and a KV cache that was computed for one pod has no other destination."""
         target = attempt.endpoint
+        if attempt.stage is Stage.DECODE:
+            return [target]
         others = [each for each in attempt.decision.ranked() if each.rank == target.rank and each is not target]
         ready = [each for each in others if each.state is EndpointState.READY]
         return [target, *ready[: self._fallbacks]]
@@ -149,6 +167,8 @@ class EnvoyRelay(TrackedRelay):
             async with asyncio.timeout(seconds):
                 kind, message = await self._stream.next()
                 while kind not in ("response_headers", "response_body"):
+                    if kind == "request_trailers":
+                        await self._stream.write(go_on(kind))
                     kind, message = await self._stream.next()
         except TimeoutError:
             raise UpstreamTimedOut("Envoy had no response before the deadline of the request") from None

@@ -41,7 +41,7 @@ from proxy.http.request import HttpRequest, RequestHead
 from proxy.http.response import ASK_AFTER, RelayContext, Response
 from proxy.http.upstream.connection import PodConnection, ResponseMeter
 from proxy.http.upstream.pool import Collected, PodAddress, PodConnections, UpstreamPool
-from proxy.openai.errors import stream_error
+from proxy.openai.errors import ABORTED, aborted, stream_error
 
 if TYPE_CHECKING:
     from proxy.http.client_connection import ClientConnection, ResponseWriter
@@ -89,6 +89,8 @@ class TrackedRelay(Relay):
             ResponseMeter().finish_at_once(attempt, content)
             attempt.status = response_head.status
             attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
+            if ABORTED in content:
+                raise aborted()
             if response_head.declines or response_head.status == BAD_REQUEST:
                 declined = declined_or_none(response_head, content, attempt.endpoint.rank)
                 if declined is not None:
@@ -345,7 +347,8 @@ class ResponseRace:
             self.client_request.connection.writer = None
 
     async def relay(self, attempt: Attempt) -> None:
-        self._relay.attempt = self._relay.attempt or attempt
+        if not self._racing:
+            self._relay.attempt = attempt
         racing = RacingAttempt(self, attempt)
         self._racing.append(racing)
         try:

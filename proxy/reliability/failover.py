@@ -139,7 +139,8 @@ class Quarantine(Listener):
             self._broken.popleft()
         crashes = crashes_of(attempt.request)
         self._broken.append((now, attempt.endpoint.first_rank, crashes))
-        if error is None and attempt.status is not None:  # no attempt follows that could check the pod
+        # No attempt follows that could check the pod: the response has started, or the request cannot be sent again.
+        if isinstance(error, BadGateway) or (error is None and attempt.status is not None):
             crashes.add_suspected(attempt)
             self.tasks.start(self.check_pods(attempt), f"check of {attempt.endpoint.name} after a cut response")
 
@@ -312,7 +313,7 @@ class Failover:
             or (
                 _has_fallback_models(attempt.request)
                 and isinstance(error, Declined)
-                and (not left or not self._is_cause(error.status))
+                and (not left or not (isinstance(error, RankOutOfRange) or self._is_cause(error.status)))
             )
             or (is_optional and (is_second or not left))
         ):
@@ -339,14 +340,15 @@ class Failover:
         left = self._left(attempt, [*tried, attempt.endpoint])
         return left[0] if left else None
 
-    def hedge_failed(self, attempt: Attempt, other: Attempt, error: UpstreamFailed) -> None:
-        """Count the failure of `other`, the hedged attempt beside `attempt`."""
+    def failed_in_race(self, attempt: Attempt, error: UpstreamFailed) -> None:
+        """Count the failure of an attempt while another one of the request still runs. Both have the same
+        RetryState."""
         state = attempt.retries = attempt.retries or RetryState()
-        state.tried.append(other.endpoint)
+        state.tried.append(attempt.endpoint)
         if not isinstance(error, ConnectFailed):
             state.counted += 1
         if error.may_have_crashed:
-            crashes_of(attempt.request).add_suspected(other)
+            crashes_of(attempt.request).add_suspected(attempt)
 
     def _is_cause(self, status: int) -> bool:
         """Return whether a response of this status is retried on another pod of the model."""

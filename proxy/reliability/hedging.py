@@ -14,7 +14,7 @@ from proxy.core.errors import UpstreamFailed
 from proxy.core.ports import Admission, AttemptScope, Clock, Race, Relay
 from proxy.core.request import InferenceRequest
 from proxy.core.tasks import Tasks
-from proxy.reliability.failover import Failover, RetryBudget
+from proxy.reliability.failover import Failover, RetryBudget, RetryState
 from proxy.reliability.settings import HedgingSettings
 from proxy.telemetry.metrics import Counter
 
@@ -133,6 +133,10 @@ class Hedge:
     admissions: Sequence[Admission]
     relay: Relay
     scope_of: AttemptScope
+    running: list[Attempt] = field(default_factory=list)
+    """The attempts whose relay has not ended."""
+    last_failure: UpstreamFailed | None = None
+    """The failure that is not counted yet."""
 
     async def run(self, attempt: Attempt) -> None:
         """Relay the attempt, hedged if it is late. Raise as `Relay.relay` does."""
@@ -163,14 +167,36 @@ class Hedge:
                 errors = await _outcome(race, run)
         if second is not None:
             self.shared.counted(WON if race.winner is second else LOST if race.winner is first else FAILED).add()
-        self._raise(race, first, second, errors)
+        self._raise(race, errors)
 
     def _started(self, tasks: Tasks, entered: ExitStack, race: Race, attempt: Attempt) -> asyncio.Task[Any]:
         """Reserve the pod at once, in the event-loop tick of the decision, and release it when the relay has ended."""
         reservation = ExitStack()
         reservation.enter_context(self.scope_of(attempt))
         entered.callback(_release, reservation, attempt)
-        return tasks.start(_relayed(reservation, race, attempt), f"hedged attempt to {attempt.endpoint.name}")
+        self.running.append(attempt)
+        return tasks.start(self._relayed(reservation, race, attempt), f"hedged attempt to {attempt.endpoint.name}")
+
+    async def _relayed(self, reservation: ExitStack, race: Race, attempt: Attempt) -> Exception | None:
+        """Relay the attempt and return its error, which the caller raises if it matters. A failure while the other
+        attempt runs is counted at once, because it decides whether an error response of the other one is retried."""
+        try:
+            with reservation:
+                try:
+                    await race.relay(attempt)
+                finally:
+                    attempt.for_client = True
+        except Exception as error:  # noqa: BLE001  # the caller raises it if it matters
+            self.running.remove(attempt)
+            if isinstance(error, UpstreamFailed):
+                error.attempt = attempt
+                if self.running and race.winner is None:
+                    self.shared.failover.failed_in_race(attempt, error)
+                else:
+                    self.last_failure = error
+            return error
+        self.running.remove(attempt)
+        return None
 
     def _second(self, first: Attempt) -> Attempt | None:
         shared, request = self.shared, first.request
@@ -187,6 +213,7 @@ class Hedge:
             return None
         second = Attempt(request, first.decision, endpoint, first.number, shared.clock.now())
         second.for_client = False
+        second.retries = first.retries = first.retries or RetryState()
         return second
 
     def _response_started(self, attempt: Attempt) -> None:
@@ -196,21 +223,20 @@ class Hedge:
             for admission in self.admissions:
                 admission.attempt_started(attempt)
 
-    def _raise(
-        self, race: Race, first: Attempt, second: Attempt | None, errors: dict[Attempt, Exception | None]
-    ) -> None:
-        """Raise the error of the attempt that responded; if none did, that of the first one, and count the other."""
-        if race.winner is not None:
-            if (error := errors[race.winner]) is not None:
+    def _raise(self, race: Race, errors: dict[Attempt, Exception | None]) -> None:
+        """Raise the error of the attempt that responded; if none did, that of the attempt that failed last, because the
+        other failure is counted already."""
+        if (winner := race.winner) is not None:
+            if (error := errors[winner]) is not None:
+                if winner.retries is not None:  # a pod that did not respond in time is no good choice for the rest
+                    winner.retries.tried += [attempt.endpoint for attempt in errors if attempt is not winner]
                 raise error
             return
         for error in errors.values():
             if error is not None and not isinstance(error, UpstreamFailed):
                 raise error
-        if second is not None and isinstance(failed := errors[second], UpstreamFailed):
-            self.shared.failover.hedge_failed(first, second, failed)
-        if (error := errors[first]) is not None:
-            raise error
+        if self.last_failure is not None:
+            raise self.last_failure
 
 
 async def _outcome(race: Race, run: dict[asyncio.Task[Any], Attempt]) -> dict[Attempt, Exception | None]:
@@ -231,19 +257,6 @@ def _error(task: asyncio.Task[Any]) -> Exception | None:
 def _is_final(task: asyncio.Task[Any]) -> bool:
     error = _error(task)
     return error is not None and not isinstance(error, UpstreamFailed)
-
-
-async def _relayed(reservation: ExitStack, race: Race, attempt: Attempt) -> Exception | None:
-    """Relay the attempt and return its error, which the caller raises if it matters."""
-    try:
-        with reservation:
-            try:
-                await race.relay(attempt)
-            finally:
-                attempt.for_client = True
-    except Exception as error:  # noqa: BLE001  # the caller raises it if it matters
-        return error
-    return None
 
 
 def _release(reservation: ExitStack, attempt: Attempt) -> None:

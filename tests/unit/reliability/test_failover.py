@@ -29,7 +29,7 @@ from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import InferenceRequest, Naming, Prompt
 from proxy.core.tasks import Tasks
 from proxy.models.resolver import with_fresh_state
-from proxy.reliability.failover import MOST, Failover, Quarantine, RetryBudget
+from proxy.reliability.failover import MOST, Failover, Quarantine, RetryBudget, RetryState
 from proxy.reliability.settings import Backoff, Retries
 
 REFUSED = ConnectRefused("nobody listens")
@@ -261,6 +261,11 @@ async def test_a_503_that_is_no_cause_of_retries_goes_to_the_fallback_model_at_o
     assert await world.pods_tried(Declined(503), attempt=first) == "a AllFailed"
 
 
+async def test_a_rank_that_the_pod_lacks_is_retried_elsewhere_also_with_a_fallback_model() -> None:
+    world = World("ab")
+    assert await world.pods_tried(RankOutOfRange(3, 2, "no"), attempt=_with_fallback(world.first())) == "ab"
+
+
 async def test_a_response_is_withheld_only_with_a_retry_that_no_other_request_takes() -> None:
     world = World("ab", percent=0.0)
     for _ in range(int(MOST) - 1):
@@ -334,18 +339,33 @@ async def test_suspected_requests_use_bounded_memory() -> None:
     world.failover.quarantine.check(world.first(b"0").request)
 
 
+def hedged_on(first: Attempt, endpoint: Endpoint) -> Attempt:
+    """Return the hedged attempt on another pod, with the same retry state."""
+    second = Attempt(first.request, first.decision, endpoint, 0, 0.0)
+    second.retries = first.retries = RetryState()
+    return second
+
+
+async def test_the_last_of_two_failed_attempts_is_relayed_if_no_pod_is_left() -> None:
+    world = World("ab", attempts=3)
+    first = world.first()
+    second = hedged_on(first, world.pods[1])
+    world.failover.failed_in_race(first, Declined(503))
+    assert not world.failover.retries_instead(second, 503)
+
+
 async def test_a_pod_whose_hedged_attempt_failed_is_not_tried_again_and_may_have_the_same_crash() -> None:
     world = World("abc", attempts=2)
     first = world.first()
     other = world.failover.next_after(first)
     assert other is world.pods[1]
-    world.failover.hedge_failed(first, Attempt(first.request, first.decision, other, 0, 0.0), REFUSED)
+    world.failover.failed_in_race(hedged_on(first, other), REFUSED)
     assert world.failover.next_after(first) is world.pods[2]
     assert (await world.failover.next_attempt(first, REFUSED)).endpoint is world.pods[2]
 
     world.dead = "ab"
     second = world.first()
-    world.failover.hedge_failed(second, Attempt(second.request, second.decision, other, 0, 0.0), BROKE_OFF)
+    world.failover.failed_in_race(hedged_on(second, other), BROKE_OFF)
     with pytest.raises(SuspectedPoison):
         await world.failover.next_attempt(second, BROKE_OFF)
 
@@ -354,7 +374,7 @@ async def test_a_failed_hedged_attempt_counts_as_one_of_the_attempts() -> None:
     world = World("abcd", attempts=3)
     first = world.first()
     other = world.pods[1]
-    world.failover.hedge_failed(first, Attempt(first.request, first.decision, other, 0, 0.0), GARBLED)
+    world.failover.failed_in_race(hedged_on(first, other), GARBLED)
     assert await world.pods_tried(GARBLED, GARBLED, attempt=first) == "ac AllFailed"
 
 

@@ -7,6 +7,7 @@ import gzip
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -18,14 +19,17 @@ import pytest
 
 from proxy.app import App
 from proxy.config.load import load
-from proxy.core.endpoint import update
-from proxy.core.errors import ConfigError
+from proxy.core.endpoint import Endpoint, update
+from proxy.core.errors import ConfigError, ConnectFailed
 from proxy.extproc import messages
+from proxy.extproc.addresses import Addresses
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
 from proxy.extproc.request import ATTRIBUTES
-from proxy.lab.sim import SimConfig, SimFleet
+from proxy.lab.sim import Fault, FaultKind, SimConfig, SimFleet
+from proxy.lab.sim.config import ConnectorName
 from proxy.settings import from_mapping
 from tests.helpers.http.authority import Authority
+from tests.helpers.scenarios.disagg import ROLES, SIM, meet, prefills, sections
 from tests.helpers.scenarios.stack import BLIND, Stack, stack
 from tests.helpers.waiting import PATIENCE, until
 
@@ -623,3 +627,57 @@ async def test_a_fallback_model_cannot_serve_a_request_that_envoy_failed_to_send
         s.app.observer.flush()
         failed = 'kvlane_attempts_total{ending="upstream-failed",endpoint="%s"}'
         assert [await s.sample(failed % name) or 0.0 for name in ("pod-0", "pod-1")] == [1.0, 0.0]
+
+
+async def destination_of(channel: Any) -> tuple[Talk, str]:
+    """Send a request. Return its talk, after the reply to its body, and the destination of the reply."""
+    one = talk(channel)
+    await one.head()
+    await one.say(request_body={"body": BODY, "end_of_stream": True})
+    sent = set_by((await one.hear()).request_headers.response.header_mutation)
+    await one.hear()
+    return one, sent[DESTINATION]
+
+
+async def test_a_fallback_pod_without_an_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Addresses.of
+    async with gateway(BLIND, fallbacks=2) as (s, channel):
+        lost = s.pods[1].url
+
+        async def of(addresses: Addresses, endpoint: Endpoint) -> str:
+            if endpoint.url == lost:
+                raise ConnectFailed("no such host")
+            return await known(addresses, endpoint)
+
+        monkeypatch.setattr(Addresses, "of", of)
+        one, destination = await destination_of(channel)
+        assert destination == s.pods[0].url.removeprefix("http://")
+        await one.end()
+
+
+@asynccontextmanager
+async def disaggregated(connector: ConnectorName) -> AsyncIterator[tuple[Stack, Any]]:
+    """kvlane before two prefill and two decode pods, and a gRPC channel to it."""
+    given = {**sections(connector, "5s"), "extproc": {"host": "127.0.0.1", "port": 0, "fallbacks": 2}}
+    configs = [replace(SIM, role=role, connector=connector) for role in ROLES]
+    async with (
+        stack(4, configs, given, [{"role": role} for role in ROLES]) as s,
+        channel_to(s.app.picker_port) as channel,
+    ):
+        yield s, channel
+
+
+async def test_a_computed_prompt_has_one_decode_pod_for_destination() -> None:
+    async with disaggregated("nixl") as (_, channel):
+        one, destination = await destination_of(channel)
+        assert "," not in destination
+        await one.end()
+
+
+async def test_a_prefill_that_fails_after_the_destination_was_sent_ends_the_request() -> None:
+    async with disaggregated("mooncake") as (s, channel):
+        meet(prefills(s), Fault(FaultKind.RESET))
+        one, _ = await destination_of(channel)
+        assert (await one.hear()).immediate_response.status.code == 502
+        await one.end()
+        await until(lambda: s.app.ledger.in_flight == 0)

@@ -140,6 +140,15 @@ async def test_a_refusal_of_the_pod_has_its_status(status: bytes) -> None:
         assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
 
 
+async def test_a_response_that_the_engine_aborted_is_a_failure() -> None:
+    whole = plain(b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}]}')
+    async with Pod(answering(whole)) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post())
+        assert isinstance(gateway.error, UpstreamFailed)
+        assert gateway.attempt is not None
+        assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
+
+
 async def test_failures_are_reported_as_for_any_attempt() -> None:
     async with collecting(closed_port()) as (port, gateway):
         await port.ask(post())

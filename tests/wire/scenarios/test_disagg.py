@@ -143,6 +143,17 @@ async def test_the_next_turn_of_a_stored_response_goes_to_its_decode_pod() -> No
         await settled(proxy)
 
 
+async def test_the_next_turn_of_a_stored_response_is_refused_where_the_connector_needs_both_pods() -> None:
+    path, body = SPLIT["responses"]
+    async with disaggregated("p2p-nccl") as proxy:
+        status, first = await post(proxy, path, body)
+        assert status == 200
+        sent = [len(pod.requests) for pod in proxy.pods]
+        status, refused = await post(proxy, path, {"input": "And?", "previous_response_id": first["id"]})
+        assert (status, refused["error"]["code"]) == (503, "no_endpoints")
+        assert [len(pod.requests) for pod in proxy.pods] == sent
+
+
 async def test_a_stream_without_requested_usage_has_none() -> None:
     async with disaggregated() as proxy:
         body = {"model": "sim", **HELLO, "stream": True}

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -224,7 +225,8 @@ FULL = b"HTTP/1.1 503 Full\r\ncontent-type: application/json\r\ncontent-length: 
 async def between(
     first: Script, second: Script, settings: Mapping[str, Any], *later: Script
 ) -> tuple[int, bytes, list[str]]:
-    """Let these scripts serve the attempts in their order. Return the client's status and body and the endings."""
+    """Let these scripts serve the attempts in their order, the later ones on pods of their own. Return the client's
+    status and body and the endings."""
     turns = iter((first, second, *later))
 
     async def script(request: Received) -> None:
@@ -234,8 +236,10 @@ async def between(
         await request.body()
         await next(turns)(request)
 
-    a, b = Pod(script), Pod(script)
-    async with a, b, running([a.endpoint.url, b.endpoint.url], settings) as app, aiohttp.ClientSession() as http:
+    async with AsyncExitStack() as entered:
+        pods = [await entered.enter_async_context(Pod(script)) for _ in range(2 + len(later))]
+        app = await entered.enter_async_context(running([pod.endpoint.url for pod in pods], settings))
+        http = await entered.enter_async_context(aiohttp.ClientSession())
         fields = {"model": "m", "stream": True, "messages": []}
         async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=fields) as response:
             status, body = response.status, await response.read()
@@ -243,6 +247,7 @@ async def between(
         assert all(endpoint.load.requests == endpoint.load.tokens == 0 for endpoint in app.fleet.endpoints)
         app.observer.flush()
         counts = [app._observation.endpoints.of(endpoint).attempts for endpoint in app.fleet.endpoints]
+        assert all(sum(of_pod.values()) == 1 for of_pod in counts), "each attempt is on another pod"
         return status, body, sorted(ending for one in counts for ending, number in one.items() for _ in range(number))
 
 
@@ -293,6 +298,14 @@ async def test_when_both_fail_no_pod_is_tried_again() -> None:
     status, _, endings = await between(breaking, breaking, settings)
     assert status == 502
     assert endings == ["upstream-failed", "upstream-failed"]
+
+
+async def test_when_both_pods_decline_the_client_gets_the_response_of_the_last_one() -> None:
+    settings = hedged()
+    settings["reliability"]["retries"] = {"attempts": 2}
+    busy = b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy"
+    status, body, _ = await between(saying(busy, after=0.2), saying(busy, after=0.3), settings)
+    assert (status, body) == (503, b"busy")
 
 
 async def test_a_timeout_on_two_pods_counts_for_both() -> None:
