@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from proxy.core.attempt import Ending
 from proxy.core.errors import RequestError, ShuttingDown
 from proxy.http.body import FREE_BUFFER
-from proxy.http.guards import CloseReason, HalfClosed, SendProgress, guarded, reset
+from proxy.http.guards import CloseReason, HalfClosed, SendProgress, guarded, has_hung_up, reset
 from proxy.http.reader import ContentLengthReader, RequestReader
 from proxy.http.request import HttpRequest
 
@@ -262,7 +262,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.count_closed(CloseReason.SEND_TIMEOUT, 1)
             reset(self.socket)
         elif self.task is not None:
-            if self.writer is not None:
+            if self._paused and has_hung_up(self.socket):  # no end of the stream is read while reading is paused
+                reset(self.socket)
+            elif self.writer is not None:
                 self.writer.check(now)
         elif self._lingering is not None:
             self._lingering.check(now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import struct
 import sys
@@ -104,6 +105,20 @@ CLOSED_AFTER = {
 
 def count_nothing(why: CloseReason, number: int) -> None:
     """Count nothing."""
+
+
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+"""The event of a peer that has closed, which Linux reports although earlier bytes are unread."""
+
+
+def has_hung_up(transport: asyncio.Transport) -> bool:
+    """Return whether the peer of a connection that is not read has closed it; False if the system does not tell."""
+    connection = transport.get_extra_info("socket")
+    if not _HANG_UP or connection is None or connection.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), _HANG_UP)
+    return bool(poll.poll(0))
 
 
 RESET = struct.pack("ii", 1, 0)

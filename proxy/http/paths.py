@@ -168,9 +168,10 @@ def faults_of_extension(path: str) -> Iterator[str]:
 def split_target(target: str) -> tuple[str, str]:
     """Return the path and the query with its `?`, both as sent; of an absolute URL, without its authority."""
     if not target.startswith("/") and target.lower().startswith(("http://", "https://")):
-        authority = target.index("//") + 2
-        slash = target.find("/", authority)
-        target = target[slash:] if slash >= 0 else "/"
+        rest = target[target.index("//") + 2 :]
+        authority = re.match("[^/?]*", rest)
+        rest = rest[len(authority[0]) :] if authority else rest
+        target = rest if rest.startswith("/") else "/" + rest
     path, mark, query = target.partition("?")
     return path, mark + query
 

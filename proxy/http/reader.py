@@ -202,7 +202,7 @@ class GeneralReader(RequestReader):
     as a head in several reads or a chunked body. It receives all bytes, except between the end of a body and the
     response: the connection holds these."""
 
-    __slots__ = ("_begun_at", "_connection", "_fed", "_first", "_head", "_parser", "_server", "_stopped")
+    __slots__ = ("_begun_at", "_connection", "_fed", "_first", "_head", "_is_upgrade", "_parser", "_server", "_stopped")
 
     may_hold_bytes = True
     """The parser stops after each request."""
@@ -221,6 +221,9 @@ class GeneralReader(RequestReader):
         """Bytes of an incomplete head."""
         self._stopped = False
         """Whether the parser stopped after a request and may hold bytes."""
+        self._is_upgrade = False
+        """Whether the last request asked for an upgrade. After such a request the parser keeps the following bytes
+        until the upgrade is decided; kvlane refuses it, or the connection becomes a tunnel."""
         self._first: bytes | None = b""
         """The start of the first line; None once it has been checked. Only the parser knows where later lines start."""
 
@@ -230,8 +233,12 @@ class GeneralReader(RequestReader):
             self._refuse_invalid(_unread(SPACED))
             return
         connection.consume = self.feed
-        if self._stopped and not self._parse(b""):
-            return
+        if self._stopped:
+            if self._is_upgrade:
+                self._is_upgrade = False
+                self._parser.set_upgraded(True)  # it returns the following bytes, which are parsed again
+            if not self._parse(b""):
+                return
         for start in range(0, len(data), SLICE):
             if self._stopped:
                 connection.hold(data[start:])
@@ -300,6 +307,7 @@ class GeneralReader(RequestReader):
             self._refuse(_too_large())
             return False
         self._begun_at = None
+        self._is_upgrade = message.upgrade
         self._head = self._fed = 0
         head = RequestHead(message)
         client_request = HttpRequest(head, head.length, self._connection, self._server.ids, self._server.now())

@@ -241,9 +241,9 @@ class ClientRelay(TrackedRelay):
                     response.continue_with(continuation)
                 attempt.sent_at = context.clock.now()
                 try:
+                    if client_request.method == "HEAD":
+                        connection.head_only = True
                     if upload is None:
-                        if not body:
-                            connection.head_only = client_request.method == "HEAD"
                         connection.send(response, head, body)
                         error = await response.done
                     else:

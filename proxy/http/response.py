@@ -201,6 +201,8 @@ class Response(Receiver):
         """Relay a read that is not the last. From the second on, reads of whole chunks go straight from the pod's
         connection to the client's socket (`pass_chunks`)."""
         head, connection, attempt, framing = self.head, self._connection, self._attempt, self._framing
+        if not raw and head is not None and head.simple:
+            return  # the head alone: as long as nothing has gone to the client, another pod can be tried
         meter = connection.meter
         if self._is_held_back and head is not None:
             raw = self._held = self._held + raw

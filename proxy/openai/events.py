@@ -84,13 +84,21 @@ def _marks(names: bytes, data: bytes = b"") -> _Marks:
 _ERROR = rb'|"error"\s*:\s*[{"]'
 _CHOICES = (
     _marks(NOTHING, rb'|"finish_reason"\s*:\s*null'),
-    _marks(b"error", rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*"' + _ERROR),
+    _marks(
+        b"error",
+        rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*"(?!(?s:.*)"finish_reason"\s*:\s*null)' + _ERROR,
+    ),
 )
+"""Another choice may be unfinished when one has its finish reason."""
+
 _UNFINISHED = {
     "/v1/chat/completions": _CHOICES,
     "/v1/completions": _CHOICES,
     "/v1/messages": (_marks(b"message_start|content_block_delta"), _marks(b"message_stop|error", _ERROR)),
-    "/v1/responses": (_marks(rb"response\.(?:created|[a-z_]+\.delta)"), _marks(_TERMINAL + b"|error", _ERROR)),
+    "/v1/responses": (
+        _marks(rb"response\.(?!(?:completed|incomplete|failed|cancelled)\b)[a-z_.]+"),
+        _marks(_TERMINAL + b"|error", _ERROR),
+    ),
 }
 """Events that others follow, and last events, by path."""
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from operator import add
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -246,12 +247,20 @@ def _inputs(fields: Body) -> tuple[bytes, ...]:
     return _chat(fields) if "messages" in fields else prompts.batch(fields.get("input"), "input")
 
 
+MOST_REPEATED = 2 << 20
+"""Largest number of bytes that a query takes in all its pairs."""
+
+
 def _pairs(fields: Body) -> tuple[bytes, ...]:
-    """Return the prompts of a cross encoder, which sees the query before each document."""
-    query = fields.get("query", fields.get("queries", fields.get("text_1")))
-    documents = fields.get("documents", fields.get("text_2"))
-    queries = prompts.texts(query)
-    return tuple(first + second for first in queries for second in prompts.texts(documents)) or queries
+    """Return the prompts of a cross encoder, which sees the query before each document. Lists of equal length are
+    paired one to one; other lists are refused by engines. A long query is not repeated without bound."""
+    queries = prompts.texts(fields.get("query", fields.get("queries", fields.get("text_1"))))
+    documents = prompts.texts(fields.get("documents", fields.get("text_2")))
+    if len(queries) == 1 and len(queries[0]) * len(documents) <= MOST_REPEATED:
+        return tuple(queries[0] + document for document in documents) or queries
+    if len(queries) == len(documents):
+        return tuple(map(add, queries, documents))
+    return queries + documents
 
 
 def _token_generate(fields: Body) -> tuple[bytes, ...]:

@@ -32,6 +32,10 @@ MEDIA_KINDS = {
     "video": "video",
 }
 
+MOST_MEDIA = 1 << 20
+"""Bytes that the media of a prompt stand for, at most; further media count as their digests. A reference to a video may
+have 17 bytes, so a small body would take memory without bound."""
+
 _MEDIUM = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(MEDIA_KINDS).encode())
 
 _OTHER_FIELDS = (
@@ -48,6 +52,12 @@ _OTHER_FIELDS = (
 
 ROLE_AND_CONTENT = 2
 """A message with exactly these fields."""
+
+
+class Pieces(list[str]):
+    """The texts of a prompt. `media`: the bytes that its media stand for."""
+
+    media = 0
 
 
 def chat(tools: Any, messages: Any, system: Any = None) -> bytes:
@@ -88,7 +98,7 @@ def plain(messages: Any) -> bytes | None:
 def _conversation(tools: Any, messages: Any, system: Any) -> str:
     if not isinstance(messages, list):
         raise BadRequest("A conversation must be a list of messages.", param="messages")
-    pieces: list[str] = []
+    pieces = Pieces()
     if tools:
         pieces.append(_json(tools))
     if system:
@@ -138,7 +148,7 @@ def _tokens(ids: list[Any], name: str) -> bytes:
     return packed.tobytes()
 
 
-def _message(pieces: list[str], message: Mapping[str, Any]) -> None:
+def _message(pieces: Pieces, message: Mapping[str, Any]) -> None:
     role = message.get("role") or message.get("type")
     pieces.append(role if isinstance(role, str) else "")
     pieces.append("\n")
@@ -152,7 +162,7 @@ def _message(pieces: list[str], message: Mapping[str, Any]) -> None:
     pieces.append("\n")
 
 
-def _content(pieces: list[str], content: Any) -> None:
+def _content(pieces: Pieces, content: Any) -> None:
     if isinstance(content, str):
         pieces.append(content)
         return
@@ -165,7 +175,7 @@ def _content(pieces: list[str], content: Any) -> None:
             pieces.append(_json(part))
 
 
-def _part(pieces: list[str], part: Mapping[str, Any]) -> None:
+def _part(pieces: Pieces, part: Mapping[str, Any]) -> None:
     text = part.get("text", part.get("refusal"))
     if isinstance(text, str):
         pieces.append(text)
@@ -176,7 +186,8 @@ def _part(pieces: list[str], part: Mapping[str, Any]) -> None:
         pieces.append(_json(part))
     else:
         digest, length = media_digest(part), MEDIA_TOKENS[medium] * BYTES_PER_TOKEN
-        pieces.append((digest * (length // len(digest) + 1))[:length])
+        pieces.media += length
+        pieces.append((digest * (length // len(digest) + 1))[:length] if pieces.media <= MOST_MEDIA else digest)
 
 
 def _json(value: Any) -> str:

@@ -47,6 +47,8 @@ class ResponseMeter:
         is_beginning = attempt.response_id is None and attempt.response_bytes < BEGINNING
         if is_beginning and attempt.request.path.startswith("/v1/responses"):
             attempt.response_id = response_id_from(self.tail + body)
+        if not attempt.request.stream:  # its usage may be anywhere
+            attempt.usage = usage_from(self.tail + body, attempt.request.path) or attempt.usage
         attempt.response_bytes += len(body)
         if marks:
             attempt.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
@@ -63,7 +65,8 @@ class ResponseMeter:
         self.flush(attempt)
         request = attempt.request
         ends_soon = request.stream and request.path in USAGE_LAST
-        attempt.usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
+        usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
+        attempt.usage = usage or attempt.usage
         self.marks.clear()
         self.tail = b""
 

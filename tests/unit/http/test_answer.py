@@ -9,6 +9,7 @@ import pytest
 
 from proxy.core.attempt import Ending, Usage
 from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
+from proxy.core.request import changed
 from proxy.http.framing import HELD_LIMIT
 from proxy.http.upstream.connection import FLUSH_BYTES, HEAD_LIMIT, MOST_INFORMATIONAL
 from proxy.reliability.settings import Timeouts
@@ -318,3 +319,29 @@ async def test_a_malformed_chunk_ends_the_stream_with_an_error_at_any_position(g
     body, mark, _ = understand(relayed.client.written).body.partition(b'data: {"error"')
     assert body.strip() == b"data: 0\n\ndata: 1\n\ndata: 2\n\ndata: 3\n\ndata: 4"
     assert mark
+
+
+async def test_a_head_without_a_body_does_not_start_a_response_that_another_pod_can_send() -> None:
+    head, body = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n", b"good"
+    cut = RelayedResponse()
+    cut.read(head)
+    assert cut.client.written == b""
+    cut.end()
+    assert isinstance(cut.response.done.result(), UpstreamFailed)
+    whole = RelayedResponse()
+    whole.read(head)
+    whole.read(body)
+    assert whole.client.written.endswith(b"\r\n\r\ngood")
+    assert whole.attempt.ending is Ending.COMPLETE
+
+
+@pytest.mark.parametrize("size", [100, 9_000, 40_000])
+async def test_the_usage_of_a_whole_response_is_found_before_other_fields(size: int) -> None:
+    usage = b'"usage":{"prompt_tokens":4000,"total_tokens":4100,"completion_tokens":100}'
+    body = b'{"choices":[],%b,"prompt_token_ids":[%b]}' % (usage, b"1," * (size // 2) + b"1")
+    relayed = RelayedResponse()
+    relayed.attempt.request = changed(relayed.attempt.request, stream=False)
+    relayed.read(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
+    for at in range(0, len(body), 10_000):
+        relayed.read(body[at : at + 10_000])
+    assert relayed.attempt.usage == Usage(4000, 100)

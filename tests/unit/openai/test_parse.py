@@ -301,6 +301,20 @@ def test_rerank_and_score_have_the_query_before_each_document() -> None:
     assert parse("/score", body(text_1="q", text_2="a")).prompt.parts == (b"qa",)
 
 
+def test_pairs_of_a_query_and_a_document_are_bounded_by_the_size_of_the_body() -> None:
+    many = {"query": ["a"] * 2000, "documents": ["b"] * 2000}
+    assert parse("/score", body(**many)).prompt.parts == (b"ab",) * 2000
+    assert len(parse("/score", body(query=["a"] * 2000, documents=["b"] * 1000)).prompt.parts) == 3000
+    parts = parse("/rerank", body(query="q" * 10_000, documents=["b"] * 1000)).prompt.parts
+    assert sum(map(len, parts)) < 20_000
+
+
+def test_references_to_media_do_not_expand_without_bound() -> None:
+    parts = [{"type": "video"}] * 2000
+    (prompt,) = parse(CHAT, body(messages=[{"role": "user", "content": parts}])).prompt.parts
+    assert len(prompt) < 2**21
+
+
 FORM = (
     b'--b\r\nContent-Disposition: form-data; name="language"\r\n\r\nen\r\n'
     b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'

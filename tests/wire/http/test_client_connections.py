@@ -424,6 +424,25 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed() -> None:
         assert len(port.ended) == 1
 
 
+async def test_a_client_that_leaves_while_its_next_requests_are_not_read_is_noticed() -> None:
+    gone = asyncio.Event()
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.gone()
+        gone.set()
+
+    async with Pod(script) as pod, rig(pod) as port:
+        async with port.client() as client:
+            client.send(post(close=False) + HEALTH)
+            await until(lambda: bool(pod.requests))
+            client.send(b"x" * 100_000)
+            await until(lambda: any(connection._paused for connection in port.server.connections))
+            client.leave()
+        await asyncio.wait_for(gone.wait(), PATIENCE)
+        assert (await port.until_ended()).outcome is Ending.CLIENT_GONE
+
+
 async def test_a_client_that_closes_its_sending_side_has_left() -> None:
     async def script(request: Received) -> None:
         await request.body()

@@ -12,6 +12,7 @@ import uvloop
 from proxy.core.attempt import Ending
 from proxy.core.endpoint import Endpoint
 from proxy.http.guards import CloseReason
+from proxy.http.settings import SecuritySettings
 from tests.helpers.http.support import (
     BUFFER,
     CHAT,
@@ -57,6 +58,39 @@ async def test_pipelined_requests_are_served_in_order() -> None:
         assert b"data: a" in await client.until(b"0\r\n\r\n")
         assert b" 200 " in await client.response()
         assert (await client.until_closed()).body == b'{"n":3}'
+
+
+@pytest.mark.parametrize("after", ["at once", "cut", "later"])
+async def test_bytes_after_a_request_for_an_unknown_upgrade_are_the_next_requests(after: str) -> None:
+    async def script(request: Received) -> None:
+        await request.send(plain(await request.body()))
+
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\ntransfer-encoding: chunked\r\n\r\n"
+    first = b"POST %b HTTP/1.1\r\nhost: a\r\n%b" % (CHAT.encode(), upgrade) + chunk(b'{"n":1}') + b"0\r\n\r\n"
+    hidden = b'{"n":"GET /v1/models HTTP/1.1\\r\\nhost: smuggled\\r\\n\\r\\n"}'
+    rest = post(CHAT, hidden, close=False) + post(CHAT, b'{"n":3}')
+    cut = {"at once": len(rest), "cut": len(rest) - 60, "later": 0}[after]
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(first + rest[:cut])
+        assert (await client.response()).endswith(b'{"n":1}')
+        client.send(rest[cut:])
+        assert (await client.response()).endswith(hidden)
+        assert (await client.until_closed()).body == b'{"n":3}'
+    assert [ended.path for ended in port.ended] == [CHAT] * 3
+
+
+async def test_a_request_for_a_head_may_have_a_body() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(plain(b"x" * 99)[:-99] if request.line.startswith(b"HEAD") else plain(b"next"))
+
+    head = b"HEAD /custom HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
+    security = SecuritySettings(relay_paths=("/custom",))
+    async with Pod(script) as pod, rig(pod, security=security) as port, port.client() as client:
+        client.send(head)
+        assert b"content-length: 99" in await client.until(b"\r\n\r\n")
+        client.send(post())
+        assert (await client.until_closed()).body == b"next"
 
 
 async def test_a_client_that_requests_it_is_closed_after_the_response() -> None:

@@ -135,6 +135,14 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
         ("/v1/responses", b'data: {"type":"response.output_text.delta","logprobs":[{"token":"error"}]}\n\n', True),
         ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"error":{"message":"no"}}\n\n', False),
         (CHAT, b"", False),
+        (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1'), True),
+        (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1') + LAST.replace(b'"index":0', b'"index":1'), False),
+        ("/v1/responses", b'data: {"type":"response.output_text.done"}\n\n', True),
+        (
+            "/v1/responses",
+            b'data: {"type":"response.content_part.done"}\n\ndata: {"type":"response.completed"}\n\n',
+            False,
+        ),
     ],
 )
 def test_each_api_has_its_own_end(path: str, tail: bytes, cut: bool) -> None:
