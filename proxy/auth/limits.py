@@ -11,7 +11,7 @@ from typing import final
 
 from proxy.auth.meter import Amounts, Bucket, ExhaustedLimit, UsageMeter
 from proxy.auth.settings import ANY_OTHER, Limits
-from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.attempt import NOT_YET, Attempt, Ending, Stage, Usage
 from proxy.core.errors import RateLimited
 from proxy.core.ports import IDENTITY, Admission, Clock, Identity
 from proxy.core.request import DataKey, InferenceRequest, client_limit_has_passed
@@ -63,9 +63,13 @@ class RateLimiter(Admission):
         """Note the attempt whose usage is charged at the end, and add OpenAI's headers with the remaining limits to its
         response."""
         stay = attempt.request.state.read(METERED)
-        if stay is not None and attempt.for_client:
-            stay.attempts.append(attempt)
-            attempt.response_headers.extend(self.headers(stay.meters))
+        if stay is None:
+            return
+        if not attempt.for_client:
+            stay.stages.append(attempt)
+            return
+        stay.attempts.append(attempt)
+        attempt.response_headers.extend(self.headers(stay.meters))
 
     def counts_tokens(self, identity: Identity) -> bool:
         """Whether pods should be asked for usage."""
@@ -76,7 +80,7 @@ class RateLimiter(Admission):
         limits, tenants, found = self.limits, self.tenants, []
         if identity.limits in limits:
             found.append(self._meter("key", identity.name, identity.limits))
-        of = tenants.get(identity.tenant) or tenants.get(ANY_OTHER, "")
+        of = tenants[identity.tenant] if identity.tenant in tenants else tenants.get(ANY_OTHER, "")
         if of in limits:
             found.append(self._meter("tenant", identity.tenant, of))
         return found
@@ -180,7 +184,7 @@ class RateLimiter(Admission):
 class MeteredRequest:
     """A request that is charged to meters, from admission to its end."""
 
-    __slots__ = ("_limiter", "_request", "_reserved", "attempts", "meters")
+    __slots__ = ("_limiter", "_request", "_reserved", "attempts", "meters", "stages")
 
     def __init__(self, limiter: RateLimiter, request: InferenceRequest, meters: Sequence[UsageMeter]) -> None:
         self._limiter = limiter
@@ -189,6 +193,8 @@ class MeteredRequest:
         self._reserved: list[Amounts] = []
         self.attempts: list[Attempt] = []
         """Its attempts that respond to the client. The usage of the last one is charged."""
+        self.stages: list[Attempt] = []
+        """Its other attempts: prefills, and hedged attempts. They are charged if no attempt of the client was sent."""
 
     async def __aenter__(self) -> None:
         limiter, request, meters = self._limiter, self._request, self.meters
@@ -215,8 +221,9 @@ class MeteredRequest:
         if not reserved:
             return
         now, corrections = limiter.clock.now(), []
-        was_sent = any(attempt.sent_at is not None for attempt in self.attempts)
-        usage = _usage(self.attempts[-1], now) if was_sent else NOTHING
+        sent = [attempt for attempt in (*self.stages, *self.attempts) if attempt.sent_at is not None]
+        was_sent = bool(sent)
+        usage = _usage(sent[-1], now) if was_sent else NOTHING
         for meter, wanted in zip(self.meters, reserved, strict=True):
             corrections.append(meter.end(wanted, usage, now) if was_sent else meter.undo(wanted, now))
         if limiter.on_spent is not None:
@@ -237,9 +244,13 @@ def _usage(attempt: Attempt, now: float) -> Usage | None:
         return Usage(request.prompt.tokens, 0) if left else NOTHING
     if attempt.status >= 400:
         return NOTHING
-    if attempt.usage is None and request.stream:
+    usage = attempt.usage
+    if usage is None and request.stream:
         return Usage(request.prompt.tokens, attempt.chunks)
-    return attempt.usage
+    if usage is not None and attempt.stage is Stage.DECODE:  # it reports the transferred tokens as cached
+        cached = attempt.cached_to_report
+        return Usage(usage.prompt_tokens, usage.completion_tokens, None if cached == NOT_YET else cached)
+    return usage
 
 
 def _run_elsewhere(meter: UsageMeter, peer: int, running: int) -> None:

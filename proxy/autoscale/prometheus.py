@@ -43,6 +43,13 @@ async def ask(settings: PrometheusSettings | None, query: str) -> float:
 
 def value_of(content: Any) -> float:
     """Return the value of a scalar or a vector of one element. Raise QueryFailed."""
+    try:
+        return _value_of(content)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise QueryFailed(f"not a scalar or a vector of one element ({type(error).__name__})") from None
+
+
+def _value_of(content: Any) -> float:
     if not isinstance(content, dict) or content.get("status") != "success":
         raise QueryFailed(
             str(content.get("error", content)) if isinstance(content, dict) else "not a response of Prometheus"

@@ -229,10 +229,14 @@ class AssumedSpending:
         self._others = 0
         self._running: dict[Who, dict[bytes, int]] = {}
         """Running requests by process of this host."""
+        self._assumed: dict[Who, list[float]] = {}
+        """The assumed amounts since `start`. No more than these are returned: a reservation from before that is
+        corrected now was not assumed for the other hosts."""
 
     def start(self, others: int) -> None:
         self._others = others
         self._running.clear()
+        self._assumed.clear()
 
     def end(self) -> None:
         self._others = 0
@@ -248,4 +252,8 @@ class AssumedSpending:
     def _times_others(self, peer: bytes, who: Who, running: int, spent: Sequence[float]) -> Spent:
         self._running.setdefault(who, {})[peer] = running
         all_running = sum(self._running[who].values())
-        return who, all_running * self._others, [amount * self._others for amount in spent]
+        before = self._assumed.get(who, [])
+        before = before if len(before) == len(spent) else [0.0] * len(spent)
+        more = [max(amount * self._others, -one) for amount, one in zip(spent, before, strict=True)]
+        self._assumed[who] = [one + extra for one, extra in zip(before, more, strict=True)]
+        return who, all_running * self._others, more

@@ -60,9 +60,10 @@ class HostExposition(Exposition):
         for worker, metrics in await self._workers.ask_all(METRICS, timeout=METRICS_TIMEOUT):
             worker.metrics = metrics
         merged = Merged(self.catalogue)
-        for worker in list(self._workers.children.values()):
+        children, ended = list(self._workers.children.values()), self._workers.ended
+        for worker in children:  # one that ends meanwhile is not in `ended`
             await merged.add(worker.metrics, str(worker.seat))
-        await merged.add(self._workers.ended, SUPERVISOR)
+        await merged.add(ended, SUPERVISOR)
         return merged
 
 

@@ -473,6 +473,8 @@ class SharedDrains(Shared):
 
     set_drains: Callable[[str, bool], None]
     publish: Publish
+    has_pod: Callable[[str], bool] = lambda name: False
+    """Return whether there is still a pod of this name, of which only an endpoint was removed."""
     known: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """By pod: the number of changes, and whether the last one drains it."""
     kinds = (FrameKind.DRAINS,)
@@ -502,7 +504,7 @@ class SharedDrains(Shared):
     def removed(self, endpoint: Endpoint) -> None:
         """Drop a removed pod, which all hosts notice. The next pod of this name is a new one."""
         changes, drains = self.known.get(endpoint.pod_name, (0, False))
-        if drains and endpoint is endpoint.first_rank:
+        if drains and endpoint is endpoint.first_rank and not self.has_pod(endpoint.pod_name):
             self.known[endpoint.pod_name] = changes + 1, False
 
     def _apply(self, name: str, drains: bool) -> None:

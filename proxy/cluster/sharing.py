@@ -177,7 +177,9 @@ class OtherHosts(Deployment):
         super().__init__(settings, clock, rng, catalogue, replica, lambda: configurations.of_deployment, received)
         self._fleet = fleet
         self._drains = SharedDrains(
-            lambda name, drains: fleet.drain(name) if drains else fleet.undrain(name), replica.publish_to_all
+            lambda name, drains: fleet.drain(name) if drains else fleet.undrain(name),
+            replica.publish_to_all,
+            fleet.has_pod,
         )
         scrapes = SharedScrapes(replica, fleet, polling, clock, lambda: configurations.of_deployment)
         replica.state.put(drains=[self._drains], scrapes=[scrapes])

@@ -87,6 +87,9 @@ class Fleet(NamedModels):
         self._record_by: dict[Endpoint, PodRecord] = {}
         self._ejections = Ejections(self._records, self._update_state, self._settings.panic_percent)
         self._successors = Successors(self._leave)
+        self._refused: dict[tuple[str, str], tuple[PodSettings, str]] = {}
+        """By name and source: pods, with their pools, that another source has under the same name. Each joins when the
+        other one leaves, because its source does not report it again."""
         self._watchers: list[tuple[Hook, Hook]] = []
         self._serving: ServingPods | None = None
         self._models_changed: asyncio.Future[None] | None = None
@@ -102,7 +105,9 @@ class Fleet(NamedModels):
         self.form(settings.pools)
         for (source, pool), names in settings.static.items():
             known = [one for one in self._records.values() if (one.source, one.endpoint.pool) == (source, pool)]
+            refused = {key: pod for key, pod in self._refused.items() if key[1] == source and key[0] in names}
             self.reconcile(source, [one.pod for one in known if one.pod.name in names], pool)
+            self._refused |= refused
         for record in self._records.values() if settings.dialects != before.dialects else ():
             self._update(record, record.pod)
         if self.slow_start is not None:
@@ -190,6 +195,10 @@ class Fleet(NamedModels):
         """Raise KeyError for an unknown name."""
         self._set_draining(self._named(name), False)
 
+    def has_pod(self, name: str) -> bool:
+        """Return whether there is a pod of this name, even one that is about to leave."""
+        return name in self._records
+
     def drains(self, endpoint: Endpoint) -> bool:
         record = self._record_of(endpoint)
         return record is not None and record.draining
@@ -198,6 +207,7 @@ class Fleet(NamedModels):
         """Add, update and remove pods so that the source has those desired. Where none of its successors serves yet, a
         removed pod serves on until one does, or `grace` seconds have passed."""
         wanted = {pod.name for pod in desired}
+        self._refused = {key: refused for key, refused in self._refused.items() if key[1] != source}
         unwanted = {record for name, record in self._records.items() if record.source == source and name not in wanted}
         for pod in desired:
             other = self._records.get(pod.name)
@@ -211,6 +221,7 @@ class Fleet(NamedModels):
                     if other.source == OPERATOR
                     else f"is of the source {other.source}",
                 )
+                self._refused[pod.name, source] = pod, pool
             else:
                 self.add(pod, source, pool)
         self._successors.replace(unwanted, self._records.values(), self._clock.now() + self.grace)
@@ -230,6 +241,11 @@ class Fleet(NamedModels):
         for record in list(self._records.values()):
             if record.leave_by is not None and (record.in_flight <= 0 or now >= record.leave_by):
                 self._drop(record)
+        for name, source in tuple(self._refused):
+            record_of_name = self._records.get(name)
+            if record_of_name is None or record_of_name.leave_by is not None:
+                pod, pool = self._refused.pop((name, source))
+                self.add(pod, source, pool)
 
     def watch(self, added: Hook, removed: Hook) -> Callable[[], None]:
         """Call `added` for every endpoint, now and later, and `removed` for endpoints that leave, until the function

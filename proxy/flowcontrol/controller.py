@@ -11,7 +11,7 @@ from math import exp
 from types import TracebackType
 from typing import final
 
-from proxy.core.attempt import Attempt
+from proxy.core.attempt import Attempt, Stage
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.errors import (
     DeadlineExceeded,
@@ -108,10 +108,13 @@ class FlowControl(Admission):
     def attempt_started(self, attempt: Attempt) -> None:
         """Charge the cost of the attempt that responds, which is known once its pod is chosen."""
         ticket = attempt.request.state.read(TICKET)
-        if ticket is not None and attempt.charge is not None and attempt.for_client:
-            self._unsent.pop(ticket, None)
+        if ticket is None:
+            return
+        self._unsent.pop(ticket, None)
+        if attempt.charge is not None and attempt.for_client:
             ticket.endpoint = attempt.endpoint
-            ticket.waiting.recount(attempt.charge[0])
+            if attempt.stage is not Stage.DECODE:  # its prompt is charged to a prefill pod
+                ticket.waiting.recount(attempt.charge[0])
             if self.queue.counts_service:
                 ticket.attempts = (*ticket.attempts, attempt)
 

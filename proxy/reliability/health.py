@@ -118,7 +118,7 @@ class HealthChecks:
             await asyncio.sleep(pause * (0.9 + 0.2 * self.rng.random()))
             try:
                 good = await check()  # type: ignore[misc]
-            except OutOfFiles:
+            except (OutOfFiles, Busy):
                 continue
             if good is None:
                 streak, was = Streak(self.settings.failures, self.settings.successes), streak
@@ -146,10 +146,17 @@ class HealthChecks:
         return None if status in NO_SUCH_PATH else 200 <= status < 300
 
     async def _generates(self, endpoint: Endpoint, timeout: float) -> bool | None:
-        """Check an idle pod. The requests of a busy pod show that it works, and would delay the check."""
-        if endpoint.load.requests or endpoint.metrics.waiting or endpoint.state is EndpointState.STARTING:
+        """Check an idle pod. Raise Busy for a pod with requests: they show whether it works, and would delay the
+        check."""
+        if endpoint.state is EndpointState.STARTING:
             return None
+        if endpoint.load.requests or endpoint.metrics.waiting:
+            raise Busy
         return await generates(endpoint, self.client, timeout)
+
+
+class Busy(Exception):
+    """The pod has requests, so it is not checked and the earlier results stay."""
 
 
 PATH = "/v1/completions"

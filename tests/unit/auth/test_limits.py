@@ -10,7 +10,7 @@ import pytest
 from proxy.auth import limits as limits_module
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
-from proxy.core.attempt import Attempt, Ending, Usage
+from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
@@ -300,6 +300,41 @@ async def test_an_unnamed_tenant_has_the_default_limits() -> None:
     with pytest.raises(RateLimited, match="'acme'"):
         async with limiter.admit(world.request("b")):
             pass
+
+
+async def test_a_tenant_that_is_listed_without_limits_has_none() -> None:
+    world = World()
+    limiter = RateLimiter({"few": Limits(requests_per_minute=1)}, {"acme": "", "*": "few"}, world.clock, world.limited)
+    assert limiter.meters(Identity("a", "acme")) == []
+    assert len(limiter.meters(Identity("a", "other"))) == 1
+
+
+@pytest.mark.parametrize(("status", "usage"), [(None, None), (200, Usage(50, 1))])
+async def test_a_client_that_leaves_before_its_decode_pod_got_the_request_pays_for_the_prefill(
+    status: int | None, usage: Usage | None
+) -> None:
+    world = World(tokens_per_minute=100)
+    request = world.request(tokens=50, max_tokens=50)
+    async with world.limiter.admit(request):
+        world.start(request).stage = Stage.DECODE
+        prefill = Attempt(request, Decision(POD), POD, 0, world.clock.now())
+        prefill.stage, prefill.for_client = Stage.PREFILL, False
+        world.limiter.attempt_started(prefill)
+        prefill.sent_at, prefill.status, prefill.usage = world.clock.now(), status, usage
+        prefill.ending = Ending.CLIENT_GONE if status is None else Ending.COMPLETE
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=30, max_tokens=30)
+    await world.ask(tokens=24, max_tokens=25)
+
+
+async def test_tokens_that_were_transferred_from_a_prefill_pod_do_not_count_as_cached() -> None:
+    world = World(tokens_per_minute=100, cached_token_weight=0.1)
+    request = world.request(tokens=50, max_tokens=50)
+    async with world.limiter.admit(request):
+        attempt = world.send(request, Usage(60, 10, cached_tokens=59))
+        attempt.stage = Stage.DECODE
+    with pytest.raises(RateLimited):
+        await world.ask(tokens=20, max_tokens=20)
 
 
 async def test_changed_limits_keep_their_usage() -> None:

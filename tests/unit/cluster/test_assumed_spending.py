@@ -27,9 +27,9 @@ class Assumed:
             assert kind is FrameKind.SPENT
             self.received += orjson.loads(body)
 
-    def spend(self, member: int, running: int) -> None:
+    def spend(self, member: int, running: int, amounts: list[float] = SPENT) -> None:
         other = record(FrameKind.SESSIONS, b"[]")
-        self.absence.add(bytes([member]), other + record(FrameKind.SPENT, orjson.dumps([(WHO, running, SPENT)])))
+        self.absence.add(bytes([member]), other + record(FrameKind.SPENT, orjson.dumps([(WHO, running, amounts)])))
 
 
 def test_each_other_host_is_assumed_to_spend_as_much_as_this_host() -> None:
@@ -46,6 +46,25 @@ def test_without_other_hosts_nothing_is_assumed() -> None:
     for it in (alone, back):
         it.spend(1, running=2)
         assert not it.received
+
+
+def test_no_more_is_returned_for_other_hosts_than_was_assumed_for_them() -> None:
+    it = Assumed(9)
+    returned = [-amount for amount in SPENT]
+    it.spend(1, running=0, amounts=returned)
+    it.spend(1, running=1)
+    it.spend(1, running=0, amounts=[2 * amount for amount in returned])
+    total = [sum(amounts) for amounts in zip(*(amounts for _, _, amounts in it.received), strict=True)]
+    assert total == [0.0] * len(SPENT)
+
+
+def test_a_pod_that_becomes_several_ranks_stays_drained() -> None:
+    one, two = Operated(), Operated()
+    one.operate(True)
+    one.shared.has_pod = lambda name: True
+    one.shared.removed(one.pod)
+    two.hear(one)
+    assert two.drains
 
 
 class Operated:

@@ -326,6 +326,22 @@ def test_a_source_does_not_adopt_the_pod_of_another(caplog: pytest.LogCaptureFix
     assert "did not add pod a of the source dns: another pod of this name is of the source static" in caplog.text
 
 
+@pytest.mark.parametrize("removed_by", ["source", "operator"])
+def test_a_pod_of_two_sources_joins_when_the_other_source_gives_it_up(removed_by: str) -> None:
+    fleet = Calls().fleet
+    fleet.add(pod("a", weight=2.0), *(["static"] if removed_by == "source" else []))
+    fleet.reconcile("file", [pod("a"), pod("b")])
+    if removed_by == "source":
+        fleet.reconcile("static", [])
+    else:
+        fleet.remove("a")
+    endpoint = fleet.get("a")
+    assert endpoint is not None
+    assert (endpoint.weight, fleet.is_leaving(endpoint)) == (1.0, False)
+    fleet.reconcile("file", [pod("b")])
+    assert fleet.get("a") is None
+
+
 def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCaptureFixture) -> None:
     def fail(endpoint: Endpoint) -> None:
         raise RuntimeError("no")

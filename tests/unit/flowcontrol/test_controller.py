@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.core.attempt import Attempt, Usage
+from proxy.core.attempt import Attempt, Stage, Usage
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.errors import FlowControlRefusal, Reason
@@ -505,6 +505,27 @@ async def test_a_request_whose_pod_failed_needs_capacity_again() -> None:
         assert it.names == "ab", "one of the two places is for who looks for another pod"
         taken.charge(1, 1)
         it.control.attempt_started(_sent(ticket.request, taken))
+
+
+async def test_a_repeated_prefill_needs_no_further_capacity() -> None:
+    async with world(max_concurrent_per_pod=1) as it:
+        await it.come("a")
+        (ticket,) = it.control._inside
+        it.control.narrow(ticket.request, it.pods)
+        prefill = _sent(ticket.request, it.pods[1])
+        prefill.stage, prefill.for_client = Stage.PREFILL, False
+        it.control.attempt_started(prefill)
+        assert not it.control._unsent
+
+
+async def test_a_request_whose_prompt_another_pod_computes_keeps_its_cost() -> None:
+    async with world(max_concurrent_per_pod=1) as it:
+        await it.come("a", tokens=50)
+        (ticket,) = it.control._inside
+        decode = _sent(ticket.request, it.pods[0])
+        decode.stage, decode.charge = Stage.DECODE, (0, 10)
+        it.control.attempt_started(decode)
+        assert ticket.waiting.cost == 50
 
 
 def _sent(request: InferenceRequest, pod: Endpoint) -> Attempt:

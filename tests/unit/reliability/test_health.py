@@ -148,6 +148,17 @@ async def test_a_busy_engine_gets_no_inference_check() -> None:
         assert world.queried == []
 
 
+async def test_a_failed_inference_check_stands_while_the_pod_is_busy() -> None:
+    world = World()
+    inference = InferenceCheck(interval=FAST, timeout=Duration(0.01))
+    async with world.checked(HealthSettings(path=None, inference=inference)):
+        world.hangs = True
+        await until(lambda: world.reasons == {FAILS_INFERENCE})
+        world.pod.charge(1, 0)
+        await asyncio.sleep(0.05)
+        assert world.reasons == {FAILS_INFERENCE}
+
+
 async def test_a_pod_that_refuses_completions_is_not_judged_by_them() -> None:
     world = World()
     world.says = 404

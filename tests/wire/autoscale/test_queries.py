@@ -106,7 +106,15 @@ def test_only_one_finite_number_is_a_value(data: Any, why: str) -> None:
         value_of({"status": "success", "data": data})
 
 
-@pytest.mark.parametrize("content", ["", [], None, {"status": "error"}, {"status": "success"}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", [], None, {"status": "error"}, {"status": "success"}, {"status": "success", "data": None}),
+        {"status": "success", "data": {"resultType": "vector", "result": [{"histogram": [0, {}]}]}},
+        {"status": "success", "data": {"resultType": "scalar", "result": [0]}},
+        {"status": "success", "data": {"resultType": "scalar", "result": [0, "one"]}},
+    ],
+)
 def test_a_response_that_is_not_of_prometheus_is_no_value(content: Any) -> None:
     with pytest.raises(QueryFailed):
         value_of(content)
