@@ -474,7 +474,7 @@ class SharedDrains(Shared):
     set_drains: Callable[[str, bool], None]
     publish: Publish
     has_pod: Callable[[str], bool] = lambda name: False
-    """Return whether there is still a pod of this name, of which only an endpoint was removed."""
+    """Return whether there is a pod of this name, also after one of its endpoints was removed."""
     known: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """By pod: the number of changes, and whether the last one drains it."""
     kinds = (FrameKind.DRAINS,)

@@ -164,9 +164,20 @@ class WorkerModelReads(ModelReads):
     def __init__(self, questions: Questions) -> None:
         self._questions = questions
         self._tasks = Tasks()
+        self._running: asyncio.Future[None] | None = None
+        self._next: asyncio.Future[None] | None = None
+        """The round after the running one, for all requests that arrive meanwhile."""
 
     def next_round(self) -> asyncio.Future[None]:
-        return self._tasks.start(self._ask(READ_MODELS), "models of all pods")
+        if self._next is None:
+            self._next = self._tasks.start(self._round(), "models of all pods")
+        return self._next
+
+    async def _round(self) -> None:
+        if self._running is not None:
+            await asyncio.wait((self._running,))
+        self._running, self._next = self._next, None
+        await self._ask(READ_MODELS)
 
     def read_soon(self, endpoint: Endpoint) -> None:
         self._tasks.start(self._ask(READ_POD, endpoint.name), "models of a pod")

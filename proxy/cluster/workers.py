@@ -288,6 +288,13 @@ class Workers:
         the supervisor read no messages: workers are not blamed for these."""
         now = self._clock.now()
         for child in list(self._seated.values()):
+            if not child.ready.is_set():
+                child.alive_at += late
+                if now - child.alive_at >= START_TIMEOUT and not child.leaving.is_set():
+                    text = "worker %d (%d) did not serve within %.0f s of its start; killing and replacing it"
+                    log.error(text, child.seat, child.pid, START_TIMEOUT)
+                    child.kill()
+                continue
             child.alive_at = max(child.alive_at, self._broker.received_at(child.number)) + late
             silent_for = now - child.alive_at
             child.is_silent = child.takes_requests and silent_for >= SILENT_AFTER

@@ -150,10 +150,8 @@ async def test_a_worker_with_a_blocked_event_loop_is_replaced_and_its_clients_ar
         assert (await it.admin("GET", "/readyz"))["workers"] == {"serving": 2, "total": 2}
 
 
-async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SILENT_AFTER", SILENT_AFTER)
-    monkeypatch.setattr(workers, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
-    clock = ManualClock()
+async def a_worker(clock: ManualClock) -> tuple[workers.Workers, Child]:
+    """Workers with one process, which is not ready."""
     replica = Replica(
         new_id(BROKER),
         clock,
@@ -165,10 +163,29 @@ async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: 
     )
     broker = Broker(replica, lambda worker: None, Counter())
     them = workers.Workers(broker, clock, Catalogue("test"))
-    process = await asyncio.create_subprocess_exec("sleep", "600")
-    child = Child(1, 0, process, clock.now())
+    child = them._seated[0] = Child(1, 0, await asyncio.create_subprocess_exec("sleep", "600"), clock.now())
+    return them, child
+
+
+async def test_a_worker_that_hangs_during_its_start_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "START_TIMEOUT", 60.0)
+    them, child = await a_worker(clock := ManualClock())
+    clock.advance(100.0)
+    them.check(late=90.0)
+    clock.advance(40.0)
+    them.check()
+    assert child._process.returncode is None
+    clock.advance(10.0)
+    them.check()
+    assert await child._process.wait() == -signal.SIGKILL
+
+
+async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SILENT_AFTER", SILENT_AFTER)
+    monkeypatch.setattr(workers, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
+    them, child = await a_worker(clock := ManualClock())
+    process = child._process
     child.ready.set()
-    them._seated[0] = child
     clock.advance(60.0)
     them.check(late=59.0)
     assert them.serving == 1

@@ -152,6 +152,27 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
         await until(lambda: seen == [(), ("a",)])
 
 
+async def test_requests_share_the_next_read_of_all_pods() -> None:
+    async with question_bus() as (_, supervisor, worker):
+        started: list[int] = []
+        go_on = asyncio.Event()
+
+        async def read() -> None:
+            started.append(len(started))
+            await go_on.wait()
+
+        supervisor.handlers["read-models"] = read
+        reads = WorkerModelReads(worker)
+        first = [reads.next_round() for _ in range(300)]
+        await until(lambda: started == [0])
+        second = [reads.next_round() for _ in range(300)]
+        await asyncio.sleep(0.02)
+        assert (started, any(future.done() for future in (*first, *second))) == ([0], False)
+        go_on.set()
+        await asyncio.gather(*first, *second)
+        assert started == [0, 1]
+
+
 async def test_the_end_of_the_link_ends_reads_of_models(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = socket.socketpair()
     ours.close()
