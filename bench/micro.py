@@ -208,7 +208,7 @@ def _schedule(parts: Parts, timed: bool = True, kept: bool = False) -> Step:
         scheduling.scheduler.schedule,
     )
     if not kept:
-        return lambda: schedule(request, parts.endpoints, sampler.record(request, next(sampler.is_timed)))
+        return lambda: schedule(request, parts.endpoints, sampler.record(request, next(sampler.timed)))
     explained = parts.keeping(scheduling)
 
     def decide() -> None:

@@ -182,7 +182,7 @@ class Gateway:
         continued models, with a request for the rest of it (StreamInterrupted), send it to the next pod. `sender` sends
         its attempts in another way: hedged, or split among pods."""
         endpoints, producers, sampler = pool.pods.endpoints_for(request.model), pool.producers, self.sampler
-        is_timed = next(sampler.is_timed)
+        is_timed = next(sampler.timed)
         record = sampler.record(request, is_timed) if is_timed or sampler.wants is not None else None
         if produces:
             producers.derive(request, endpoints, record)

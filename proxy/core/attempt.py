@@ -70,8 +70,8 @@ class Attempt:
     `response_id` and `ending`. A PreRequest hook may add to `upstream_headers` and `response_headers`.
 
     Two moments differ. The response has *started* once its head goes to the client: `status` is set, and no other pod
-    is tried except to continue the stream. The *first byte* is the first one of the body: `first_byte_at`, the event
-    `first_byte` and `timeouts.firstByte`."""
+    is tried except to continue the stream. The *first byte* is the first one of the body that is relayed, for a stream
+    with its first event: `first_byte_at`, the event `first_byte` and `timeouts.firstByte`."""
 
     error: str = ""
     """Why the attempt failed, for the access log. On the class, because only failed attempts have one."""

@@ -150,10 +150,10 @@ class DecisionRecord:
 
 class DecisionSampler:
     """Selects the decisions that are recorded: one of every `every`, to time plugins, and the requested ones.
-    `is_timed` yields for each decision in turn whether its plugins are timed; while `wants` is None, `record` is called
+    `timed` yields for each decision in turn whether its plugins are timed; while `wants` is None, `record` is called
     only for these."""
 
-    __slots__ = ("_timer", "is_timed", "wants")
+    __slots__ = ("_timer", "timed", "wants")
 
     def __init__(
         self, timer: PluginTimer = untimed, wants: Callable[[InferenceRequest], bool] | None = None, every: int = EVERY
@@ -161,7 +161,7 @@ class DecisionSampler:
         """`every`: 0 times no plugin."""
         self._timer = timer
         self.wants = wants
-        self.is_timed: Iterator[bool] = cycle([True, *[False] * (every - 1)]) if every else repeat(False)
+        self.timed: Iterator[bool] = cycle([True, *[False] * (every - 1)]) if every else repeat(False)
 
     def record(self, request: InferenceRequest, is_timed: bool) -> DecisionRecord | None:
         is_wanted = self.wants is not None and self.wants(request)

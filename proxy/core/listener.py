@@ -59,7 +59,7 @@ class Listener:
         `attempt_started`."""
 
     def first_byte(self, attempt: Attempt) -> None:
-        """The first byte of the body of a pod's response arrived; `status` and `first_byte_at` are set."""
+        """The first byte of the body of a pod's response is relayed; `status` and `first_byte_at` are set."""
 
     def ended_with_evidence(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt ended that is evidence about its pod. Called before `attempt_ended`, for every attempt except a

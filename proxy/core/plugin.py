@@ -3,8 +3,9 @@
 A plugin is a dataclass with the decorator `@plugin("its-type")`; its fields are its YAML parameters, those typed as a
 port of `core.ports` are injected. Filters, scorers and pickers change nothing observable: they run once per profile,
 shadow, retry and dry run. State changes in PreRequest and PostResponse, except that `derive` of a producer may note
-which prompts have been computed. Plugins see endpoints as a tuple. Nothing that a plugin returns or raises breaks
-another plugin or the request: its faults are counted, logged once a minute, and replaced by a default.
+which prompts have been computed, and that a model may learn from what has been observed when it is read. Plugins see
+endpoints as a tuple. Nothing that a plugin returns or raises breaks another plugin or the request: its faults are
+counted, logged once a minute, and replaced by a default.
 """
 
 from __future__ import annotations

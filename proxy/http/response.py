@@ -46,7 +46,7 @@ from proxy.http.pipeline import (
 from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import FLUSH_BYTES, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.openai.errors import ABORTED, ENDING, aborted, serves, stream_error
+from proxy.openai.errors import ABORTED, ENDING, aborted, starts_without_error, stream_error
 from proxy.openai.events import ends_whole, usage_from
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ ASK_AFTER = 1.0
 """Seconds of silence after which the pod's state decides whether to keep waiting."""
 
 LONGEST_HELD_BACK = 64 * 1024
-"""Bytes of a response that wait until it is known whether the pod declines."""
+"""Largest number of held bytes of a response, with its chunk framing. Only very small chunks reach it, because
+`openai.errors.LONGEST` limits the body."""
 
 _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)\d+")
 _JSON = re.compile(rb"(?im)^content-type:[^\r\n]*json")
@@ -207,7 +208,7 @@ class Response(Receiver):
         if self._is_held_back and head is not None:
             raw = self._held = self._held + raw
             beginning = b"".join(meter.pieces)
-            if not (head.status == 200 and serves(beginning)) and not self._is_accepted(head, beginning):
+            if not (head.status == 200 and starts_without_error(beginning)) and not self._is_accepted(head, beginning):
                 return
             self._is_held_back = False
         out = framing.feed(raw, meter.pieces[self._fed :] if self._fed else meter.pieces, meter.marks)

@@ -107,7 +107,7 @@ _STATUSES = {
 """Statuses of errors without one, by type or code in lower case."""
 
 
-def serves(beginning: bytes) -> bool:
+def starts_without_error(beginning: bytes) -> bool:
     """Return whether a stream starts with a complete event that certainly reports no error, as nearly all do;
     otherwise `declined` judges it."""
     end = beginning.find(b"\n\n", 0, LONGEST)

@@ -31,13 +31,13 @@ Served = tuple[bool, Usage | None, int, float | None, float | None]
 Ended = tuple[Endpoint, Any, int, int | None, int, int | None, str, Served]
 """An attempt: (pod, ending, number, predicted cached tokens, prompt tokens, HTTP status, model, its response)."""
 
-Called = tuple[str, str, str, float, Identity | None]
+RequestSummary = tuple[str, str, str, float, Identity | None]
 """What a client has asked: (id, method, path, arrival, identity)."""
 
 Last = tuple[str, str | None, float | None, Usage | None, int, int, str]
 """The last attempt: (model, name of the pod, time of the first byte, usage, bytes, number, error)."""
 
-Done = tuple[Called, float, int, Ending | Reason, int, Last]
+Done = tuple[RequestSummary, float, int, Ending | Reason, int, Last]
 """A request: (what the client has asked, end time, HTTP status, outcome, bytes of kvlane's response, last attempt)."""
 
 NO_ATTEMPT: Last = ("", None, None, None, 0, -1, "")

@@ -314,9 +314,9 @@ class Observer(Listener):
             last = (model, attempt.endpoint.name, first_byte_at, usage, attempt.response_bytes, attempt.number, error)
         elif outcome is not COMPLETE:
             last = (client_request.model, None, None, None, 0, -1, client_request.refusal)
-        sender = client_request
-        called = (sender.id, sender.method, sender.path, sender.received_at, sender.identity)
-        self._requests.append((called, self._now(), status, outcome, sent, last))
+        request = client_request
+        summary = (request.id, request.method, request.path, request.received_at, request.identity)
+        self._requests.append((summary, self._now(), status, outcome, sent, last))
 
     def plugin_fault(self, plugin: str, fault: str) -> None:
         self._catalogue.plugin_faults.cell(plugin, fault).value += 1

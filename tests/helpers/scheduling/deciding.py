@@ -65,7 +65,7 @@ class World:
     def decide(self, request: InferenceRequest, candidates: Sequence[Endpoint] | None = None) -> Decision:
         """Decide as the gateway does."""
         pods = self.pods if candidates is None else candidates
-        record = self.sampler.record(request, next(self.sampler.is_timed))
+        record = self.sampler.record(request, next(self.sampler.timed))
         try:
             decision = self.scheduling.scheduler.schedule(request, pods, record)
         except RequestError as error:

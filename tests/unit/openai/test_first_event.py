@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.openai.errors import ABORTED, LONGEST, declined, is_enough_to_judge, says_that_model_is_missing, serves
+from proxy.openai.errors import (
+    ABORTED,
+    LONGEST,
+    declined,
+    is_enough_to_judge,
+    says_that_model_is_missing,
+    starts_without_error,
+)
 
 BUSY = "The engine is currently busy and cannot accept new requests."
 
@@ -104,18 +111,18 @@ PARTS = [b"data: ", b"event: error", b"error", b"word", b"\n", b"\r", ABORTED, b
 @given(st.lists(st.sampled_from(PARTS)).map(b"".join))
 def test_a_stream_that_certainly_serves_is_not_declined(parts: bytes) -> None:
     beginning = b"data: " + parts
-    if serves(beginning):
+    if starts_without_error(beginning):
         assert is_enough_to_judge(beginning)
         assert declined(beginning) is None
 
 
 def test_a_usual_stream_certainly_serves_once_its_first_event_is_complete() -> None:
     event = b'data: {"choices":[{"delta":{"content":"a word"},"finish_reason":null}]}\n\n'
-    assert serves(event)
-    assert serves(event + b"data: error\n\n")
-    assert not serves(event[:-1])
-    assert not serves(b"data: error\n\n" + event)
-    assert not serves(event.replace(b"null", b'"abort"'))
+    assert starts_without_error(event)
+    assert starts_without_error(event + b"data: error\n\n")
+    assert not starts_without_error(event[:-1])
+    assert not starts_without_error(b"data: error\n\n" + event)
+    assert not starts_without_error(event.replace(b"null", b'"abort"'))
 
 
 def test_a_response_aborted_before_its_first_event_is_a_refusal() -> None:

@@ -417,10 +417,10 @@ class TestAssembly:
 
     def test_sampled_and_requested_decisions_are_recorded_and_only_sampled_ones_timed(self) -> None:
         sampler = DecisionSampler(lambda *timed: None, wants=lambda request: request.id == "wanted", every=3)
-        found = [sampler.record(request(), next(sampler.is_timed)) for _ in range(7)]
+        found = [sampler.record(request(), next(sampler.timed)) for _ in range(7)]
         assert [record is not None for record in found] == [True, False, False, True, False, False, True]
         assert not any(record.is_wanted for record in found if record is not None)
-        wanted = sampler.record(replace(request(), id="wanted"), next(sampler.is_timed))
+        wanted = sampler.record(replace(request(), id="wanted"), next(sampler.timed))
         assert wanted is not None
         assert wanted.is_wanted
         assert wanted.timer is untimed
