@@ -128,8 +128,8 @@ class Resolver:
     async def _instead(self, request: InferenceRequest, naming: Naming, error: RequestError) -> InferenceRequest:
         """Return the request to try after `error`. Raise `error` if there is no fallback."""
         if self._waker is not None and isinstance(error, NoEndpoints):
-            woken = self._waker.wake(request.model) and naming.may_wait and not naming.fallbacks
-            if woken and await self._waker.awake(request.model, request.deadline):
+            woken = self._waker.wake(request.model, naming.pool) and naming.may_wait and not naming.fallbacks
+            if woken and await self._waker.awake(request.model, request.deadline, naming.pool):
                 return changed(with_fresh_state(request), naming=replace(naming, may_wait=False))
         if not naming.fallbacks:
             raise error
@@ -264,29 +264,33 @@ class Waker:
         self._left_alone: dict[Endpoint, float] = {}
         """Pods that did not wake up, and until when they are not tried again."""
 
-    def wake(self, model: str) -> bool:
-        """Start to wake a pod for the model. Return False if no sleeping pod serves it."""
+    def wake(self, model: str, pool: str = "") -> bool:
+        """Start to wake a pod of the pool (empty: any) for the model. Return False if no sleeping pod serves it."""
         now = self._clock.now()
         self._left_alone = {endpoint: until for endpoint, until in self._left_alone.items() if until > now}
         asleep = [
             endpoint
             for endpoint in self._fleet.endpoints
             if endpoint is endpoint.first_rank and _sleeps(endpoint)
-            if _serves(endpoint, model) and endpoint not in self._left_alone
+            if _serves(endpoint, model) and endpoint not in self._left_alone and pool in ("", endpoint.pool)
         ]
         if asleep and self._waking.isdisjoint(asleep):
             self._waking.add(asleep[0])
             self._tasks.start(self._wake(asleep[0]), f"wake-up of {asleep[0].name}")
         return bool(asleep)
 
-    async def awake(self, model: str, deadline: float) -> bool:
-        """Wait until a pod serves the model. Return False after the timeout, or if no pod can be woken."""
+    async def awake(self, model: str, deadline: float, pool: str = "") -> bool:
+        """Wait until a pod of the pool (empty: any) serves the model. Return False after the timeout, or if no pod can
+        be woken."""
         end = min(deadline, self._clock.now() + self.timeout)
-        while not self._fleet.endpoints_for(model):
-            if self._clock.now() >= end or not self.wake(model):
-                return bool(self._fleet.endpoints_for(model))
+        while not self._is_served(model, pool):
+            if self._clock.now() >= end or not self.wake(model, pool):
+                return self._is_served(model, pool)
             await asyncio.sleep(CHECK_INTERVAL)
         return True
+
+    def _is_served(self, model: str, pool: str) -> bool:
+        return any(pool in ("", endpoint.pool) for endpoint in self._fleet.endpoints_for(model))
 
     async def _wake(self, endpoint: Endpoint) -> None:
         log.info("waking pod %s: a request needs its model", endpoint.name)

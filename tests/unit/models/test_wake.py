@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -83,6 +84,18 @@ async def test_all_requests_wait_for_one_woken_pod(tasks: Tasks) -> None:
     await asyncio.gather(*(it.try_each(it.resolve(request(), None), bedroom.send) for _ in range(5)))
     assert bedroom.posts == ["http://a:1/wake_up"]
     assert [pod.name for pod in bedroom.fleet.endpoints_for("m")] == ["a"]
+
+
+async def test_only_a_pod_of_the_permitted_pool_is_woken(tasks: Tasks) -> None:
+    bedroom = Bedroom(tasks)
+    bedroom.fleet.form(("default", "large"))
+    large = bedroom.fleet.add(PodSettings("http://d:1", "d", models=("m",)), pool="large")
+    bedroom.fleet.reached(large)
+    bedroom.sleeps("abd")
+    assert bedroom.waker.wake("m", "large")
+    assert await bedroom.waker.awake("m", math.inf, "large")
+    assert bedroom.posts == ["http://d:1/wake_up"]
+    assert not bedroom.waker.wake("m", "large")
 
 
 async def test_no_pod_is_woken_while_another_serves_or_for_an_unknown_model(tasks: Tasks) -> None:
