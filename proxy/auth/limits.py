@@ -13,7 +13,7 @@ from proxy.auth.meter import Amounts, Bucket, ExhaustedLimit, UsageMeter
 from proxy.auth.settings import ANY_OTHER, Limits
 from proxy.core.attempt import NOT_YET, Attempt, Ending, Stage, Usage
 from proxy.core.errors import RateLimited
-from proxy.core.ports import IDENTITY, Admission, Clock, Identity
+from proxy.core.ports import CHARGED, IDENTITY, Admission, Clock, Identity
 from proxy.core.request import DataKey, InferenceRequest, client_limit_has_passed
 from proxy.telemetry.metrics import OTHER, Catalogue
 from proxy.telemetry.observer import is_label
@@ -203,8 +203,11 @@ class MeteredRequest:
         if limiter.shares is not None:
             await limiter.wait_for_share(limiter.shares, meters)
         now, reserved = limiter.clock.now(), []
+        is_charged = request.state.read(CHARGED)
         for meter in meters:
             wanted = meter.estimate(request.prompt.tokens, request.max_tokens)
+            if is_charged:  # for the model before this fallback
+                wanted = (0.0, wanted[1], wanted[2], wanted[3], wanted[4])
             shortage = meter.shortage(wanted, now)
             if shortage is not None:
                 limiter.refuse(meter, shortage, meters)
@@ -223,6 +226,8 @@ class MeteredRequest:
         now, corrections = limiter.clock.now(), []
         sent = [attempt for attempt in (*self.stages, *self.attempts) if attempt.sent_at is not None]
         was_sent = bool(sent)
+        if was_sent and not self._request.state.read(CHARGED):
+            self._request.state.write(CHARGED, True)
         usage = _usage(sent[-1], now) if was_sent else NOTHING
         for meter, wanted in zip(self.meters, reserved, strict=True):
             corrections.append(meter.end(wanted, usage, now) if was_sent else meter.undo(wanted, now))

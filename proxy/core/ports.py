@@ -37,6 +37,10 @@ class Identity:
 IDENTITY: DataKey[Identity] = DataKey("Identity")
 """The authenticated sender; absent without authentication."""
 
+CHARGED: DataKey[bool] = DataKey("ChargedRequest")
+"""Whether the request counts against the limits of its sender already; it counts once, whatever models it is sent
+to."""
+
 
 BlockHash = int | bytes
 """The name of a block in an engine; meaningful to that engine process only."""

@@ -22,7 +22,7 @@ from proxy.core.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from proxy.core.ports import IDENTITY, Clock, Identity, Poster, Random, allows
+from proxy.core.ports import CHARGED, IDENTITY, Clock, Identity, Poster, Random, allows
 from proxy.core.request import CycleState, InferenceRequest, Naming, changed
 from proxy.core.tasks import Tasks
 from proxy.models.settings import ModelSettings, Rewrite, Target
@@ -202,8 +202,11 @@ class Resolver:
 
 
 def with_fresh_state(request: InferenceRequest) -> InferenceRequest:
-    """Return the request without the data that were produced for another model; the identity stays."""
+    """Return the request without the data that were produced for another model. The identity stays, and that the
+    request is charged and which pods it crashed."""
     state = CycleState()
+    if request.state.read(CHARGED):
+        state.write(CHARGED, True)
     if identity := request.state.read(IDENTITY):
         state.write(IDENTITY, identity)
     if crashes := request.state.read(CRASHES):

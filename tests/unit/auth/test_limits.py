@@ -16,6 +16,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.errors import RateLimited
 from proxy.core.ports import IDENTITY, Identity, ManualClock
 from proxy.core.request import TIME_LIMIT, InferenceRequest, Prompt, changed
+from proxy.models.resolver import with_fresh_state
 
 POD = Endpoint("a")
 
@@ -325,6 +326,30 @@ async def test_a_client_that_leaves_before_its_decode_pod_got_the_request_pays_f
     with pytest.raises(RateLimited):
         await world.ask(tokens=30, max_tokens=30)
     await world.ask(tokens=24, max_tokens=25)
+
+
+async def test_a_request_that_goes_on_to_a_fallback_model_counts_once() -> None:
+    world = World(requests_per_minute=1, tokens_per_minute=100)
+    request = world.request()
+    async with world.limiter.admit(request):
+        world.send(request, status=None).ending = Ending.UPSTREAM_FAILED
+    again = with_fresh_state(request)
+    async with world.limiter.admit(again):
+        world.send(again, Usage(50, 50))
+    with pytest.raises(RateLimited):
+        await world.ask()
+
+
+async def test_a_request_that_was_sent_nowhere_counts_when_it_goes_on_to_a_fallback_model() -> None:
+    world = World(requests_per_minute=1)
+    request = world.request()
+    async with world.limiter.admit(request):
+        world.start(request)
+    again = with_fresh_state(request)
+    async with world.limiter.admit(again):
+        world.send(again)
+    with pytest.raises(RateLimited):
+        await world.ask()
 
 
 async def test_tokens_that_were_transferred_from_a_prefill_pod_do_not_count_as_cached() -> None:
