@@ -388,7 +388,7 @@ class _Build:
                 for admission in self.admissions.get(pool, ()):
                     if admission.holds_for_retries:
                         pods = admission.narrow(request, pods)
-                return schedulings.get(pool, first).scheduler.schedule(request, pods).ranked()
+                return schedulings.get(pool, first).scheduler.schedule(request, pods).candidates()
             except RequestError:
                 return ()
 

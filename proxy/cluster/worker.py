@@ -27,7 +27,7 @@ from proxy.cluster.workers import READ_MODELS, READ_POD, RELOAD, Setup, read_set
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import Mirror, News
-from proxy.fleet.models import ModelReads
+from proxy.fleet.models import ROUND_EVERY, ModelReads
 from proxy.http.settings import PodTlsContexts
 from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
@@ -175,7 +175,7 @@ class WorkerModelReads(ModelReads):
 
     async def _round(self) -> None:
         if self._running is not None:
-            await asyncio.wait((self._running,))
+            await asyncio.wait((self._running,), timeout=ROUND_EVERY)  # a pod that hangs makes it longer
         self._running, self._next = self._next, None
         await self._ask(READ_MODELS)
 

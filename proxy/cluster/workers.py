@@ -39,6 +39,9 @@ SHORT_LIFE = 10.0
 
 LONGEST_PAUSE = 10.0
 START_TIMEOUT = 60.0
+HANGS_AFTER = 180.0
+"""Seconds after which a successor that does not serve is killed: a host that is overloaded starts it slowly."""
+
 RELOAD_TIMEOUT = 30.0
 KILL_AFTER = 5.0
 """Seconds that a worker has in addition to the grace period of the drain."""
@@ -290,9 +293,9 @@ class Workers:
         for child in list(self._seated.values()):
             if not child.ready.is_set():
                 child.alive_at += late
-                if now - child.alive_at >= START_TIMEOUT and not child.leaving.is_set():
+                if now - child.alive_at >= HANGS_AFTER and not child.leaving.is_set():
                     text = "worker %d (%d) did not serve within %.0f s of its start; killing and replacing it"
-                    log.error(text, child.seat, child.pid, START_TIMEOUT)
+                    log.error(text, child.seat, child.pid, HANGS_AFTER)
                     child.kill()
                 continue
             child.alive_at = max(child.alive_at, self._broker.received_at(child.number)) + late

@@ -72,8 +72,8 @@ class Decision(NamedTuple):
         best, *others = result.endpoints
         return cls(best, tuple(others), result.profile)
 
-    def ranked(self) -> Sequence[Endpoint]:
-        """Return the target and its fallbacks, best first."""
+    def candidates(self) -> Sequence[Endpoint]:
+        """Return the target and its fallbacks, best first: the pods that are left after filters and picker."""
         return (self.target, *self.fallbacks)
 
 

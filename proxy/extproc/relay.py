@@ -154,7 +154,7 @@ class EnvoyRelay(TrackedRelay):
         target = attempt.endpoint
         if attempt.stage is Stage.DECODE:
             return [target]
-        others = [each for each in attempt.decision.ranked() if each.rank == target.rank and each is not target]
+        others = [each for each in attempt.decision.candidates() if each.rank == target.rank and each is not target]
         ready = [each for each in others if each.state is EndpointState.READY]
         return [target, *ready[: self._fallbacks]]
 
@@ -185,7 +185,7 @@ class EnvoyRelay(TrackedRelay):
         address = metadata_of(head).get(NAMESPACE, {}).get(SERVED) or attributes_of(head).get("upstream.address")
         if not isinstance(address, str) or address in self._addresses.known(attempt.endpoint):
             return
-        same_rank = [each for each in attempt.decision.ranked() if each.rank == attempt.endpoint.rank]
+        same_rank = [each for each in attempt.decision.candidates() if each.rank == attempt.endpoint.rank]
         responder = self._addresses.at(address, same_rank)
         if responder is not None:
             raise TriedByEnvoy("Envoy went on to another pod", responder)

@@ -146,7 +146,7 @@ def steer(request: InferenceRequest, decision: Decision, draining: Sequence[Endp
     match = request.state.read(PREFIX_MATCH)
     if match is None or not match.total:
         return decision
-    pods, target = decision.ranked(), decision.target
+    pods, target = decision.candidates(), decision.target
     held = dict(zip(pods, match.matched(pods), strict=True))
     successor = max(pods, key=held.__getitem__)
     saved = (min(held[successor], max(match.matched(draining))) - held[target]) * match.block_size

@@ -230,6 +230,7 @@ class Fleet(NamedModels):
     def form(self, pools: Sequence[str]) -> None:
         """Set the pools, in this order. Pods of other pools leave."""
         self.pools = pools
+        self._refused = {key: refused for key, refused in self._refused.items() if refused[1] in pools}
         for record in self._records.values():
             if record.endpoint.pool not in pools:
                 self._leave(record)

@@ -82,14 +82,15 @@ def _marks(names: bytes, data: bytes = b"") -> _Marks:
 
 
 _ERROR = rb'|"error"\s*:\s*[{"]'
+_NOT_BEFORE_ANOTHER = rb'(?!(?s:.*)"index"\s*:\s*[1-9](?s:(?!"index").)*"finish_reason"\s*:\s*null)'
 _CHOICES = (
     _marks(NOTHING, rb'|"finish_reason"\s*:\s*null'),
     _marks(
         b"error",
-        rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*"(?!(?s:.*)"finish_reason"\s*:\s*null)' + _ERROR,
+        rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*"' + _NOT_BEFORE_ANOTHER + _ERROR,
     ),
 )
-"""Another choice may be unfinished when one has its finish reason."""
+"""A choice of another index may be unfinished when one has its finish reason."""
 
 _UNFINISHED = {
     "/v1/chat/completions": _CHOICES,

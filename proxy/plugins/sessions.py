@@ -159,7 +159,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
         home = self.table.get(session, now)
         if self.rebalance is None:
             decision = attempt.decision
-            stays = home is not None and home in (*decision.ranked(), *decision.prefill)
+            stays = home is not None and home in (*decision.candidates(), *decision.prefill)
             self.table.bind(session, home if home is not None and stays else endpoint, now)
             return
         if home is not None and home is not endpoint and home.state is EndpointState.DRAINING:

@@ -108,7 +108,7 @@ class Stages:
     def _with_pair(self, request: InferenceRequest, whole: Decision, decider: PairDecider) -> Plan:
         """Choose the decode pod again, for decoding alone."""
         with decider.pricing(request, Stage.DECODE):
-            target, *fallbacks = (yield from _ranked(self.profiles.decode)) or whole.ranked()
+            target, *fallbacks = (yield from _ranked(self.profiles.decode)) or whole.candidates()
         self._publish(request, target)
         with decider.pricing(request, Stage.PREFILL):
             prefill = _without(target, (yield from _ranked(self.profiles.prefill)))

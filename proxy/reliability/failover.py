@@ -307,13 +307,14 @@ class Failover:
         if await self.quarantine.check_pods(attempt):
             raise SuspectedPoison(QUARANTINE_SECONDS) from error
         left = self._left(attempt, state.tried)
+        is_retried = isinstance(error, RankOutOfRange) or _has_started(attempt, error)
         is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
         if (
             (_is_without_model(error) and not any(_lists_model(endpoint, attempt) for endpoint in left))
             or (
                 _has_fallback_models(attempt.request)
                 and isinstance(error, Declined)
-                and (not left or not (isinstance(error, RankOutOfRange) or self._is_cause(error.status)))
+                and (not left or not (is_retried or self._is_cause(error.status)))
             )
             or (is_optional and (is_second or not left))
         ):
@@ -339,6 +340,12 @@ class Failover:
         tried = [] if attempt.retries is None else attempt.retries.tried
         left = self._left(attempt, [*tried, attempt.endpoint])
         return left[0] if left else None
+
+    def avoid(self, attempt: Attempt, endpoints: Sequence[Endpoint]) -> None:
+        """Do not continue the response of the attempt on these endpoints while another one is left."""
+        state = attempt.retries = attempt.retries or RetryState()
+        if self._left(attempt, [*state.tried, *endpoints, attempt.endpoint]):
+            state.tried.extend(endpoints)
 
     def failed_in_race(self, attempt: Attempt, error: UpstreamFailed) -> None:
         """Count the failure of an attempt while another one of the request still runs. Both have the same
@@ -396,7 +403,7 @@ class Failover:
         decision = attempt.decision
         left = [
             endpoint
-            for endpoint in decision.ranked()
+            for endpoint in decision.candidates()
             if endpoint.state is EndpointState.READY and endpoint not in tried
         ]
         pods = {endpoint.first_rank for endpoint in tried}

@@ -109,7 +109,7 @@ class HealthChecks:
             task.cancel()
 
     async def _loop(
-        self, endpoint: Endpoint, kind: str, why: str, check: Callable[[], object], interval: float
+        self, endpoint: Endpoint, kind: str, why: str, check: Callable[[bool], Awaitable[bool | None]], interval: float
     ) -> None:
         streak = Streak(self.settings.failures, self.settings.successes)
         self.ejections.uneject(endpoint, why)  # a restarted loop begins without results
@@ -117,8 +117,8 @@ class HealthChecks:
             pause = max(interval, self.shortest(endpoint))
             await asyncio.sleep(pause * (0.9 + 0.2 * self.rng.random()))
             try:
-                good = await check()  # type: ignore[misc]
-            except (OutOfFiles, Busy):
+                good = await check(streak.is_failing)
+            except OutOfFiles:
                 continue
             if good is None:
                 streak, was = Streak(self.settings.failures, self.settings.successes), streak
@@ -130,7 +130,7 @@ class HealthChecks:
             if streak.add(good):
                 (self.ejections.eject if streak.is_failing else self.ejections.uneject)(endpoint, why)
 
-    async def _is_healthy(self, endpoint: Endpoint, path: str) -> bool | None:
+    async def _is_healthy(self, endpoint: Endpoint, path: str, is_failing: bool) -> bool | None:
         if endpoint.state is EndpointState.STARTING:
             return None
         try:
@@ -145,18 +145,13 @@ class HealthChecks:
             return False
         return None if status in NO_SUCH_PATH else 200 <= status < 300
 
-    async def _generates(self, endpoint: Endpoint, timeout: float) -> bool | None:
-        """Check an idle pod. Raise Busy for a pod with requests: they show whether it works, and would delay the
+    async def _generates(self, endpoint: Endpoint, timeout: float, is_failing: bool) -> bool | None:
+        """Check an idle pod, or one that fails. The requests of another pod show that it works, and would delay the
         check."""
-        if endpoint.state is EndpointState.STARTING:
+        is_busy = endpoint.load.requests or endpoint.metrics.waiting
+        if endpoint.state is EndpointState.STARTING or (is_busy and not is_failing):
             return None
-        if endpoint.load.requests or endpoint.metrics.waiting:
-            raise Busy
         return await generates(endpoint, self.client, timeout)
-
-
-class Busy(Exception):
-    """The pod has requests, so it is not checked and the earlier results stay."""
 
 
 PATH = "/v1/completions"

@@ -228,8 +228,8 @@ class Hedge:
         other failure is counted already."""
         if (winner := race.winner) is not None:
             if (error := errors[winner]) is not None:
-                if winner.retries is not None:  # a pod that did not respond in time is no good choice for the rest
-                    winner.retries.tried += [attempt.endpoint for attempt in errors if attempt is not winner]
+                others = [attempt.endpoint for attempt in errors if attempt is not winner]
+                self.shared.failover.avoid(winner, others)  # they did not respond in time
                 raise error
             return
         for error in errors.values():

@@ -148,5 +148,5 @@ class _Undecided(Exception):
 def _is_valid(decision: object, endpoints: tuple[Endpoint, ...]) -> bool:
     """Return whether it is a decision, and each of its pods a candidate."""
     return isinstance(decision, Decision) and set(endpoints).issuperset(
-        chain(decision.ranked(), decision.prefill, decision.encode)
+        chain(decision.candidates(), decision.prefill, decision.encode)
     )

@@ -41,7 +41,7 @@ class RoundRobinPicker(Picker, PreRequest, EndpointRemoved):
         one round at most."""
         if attempt.number or not attempt.decision.fallbacks:
             return
-        candidates = list(attempt.decision.ranked())
+        candidates = list(attempt.decision.candidates())
         total = sum(candidate.weight for candidate in candidates)
         for candidate in candidates:
             spent = total if candidate is endpoint else 0.0

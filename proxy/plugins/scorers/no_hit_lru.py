@@ -42,7 +42,7 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
         request = attempt.request
-        if request.state.read(self.match) is None or self._is_warm(request, list(attempt.decision.ranked())):
+        if request.state.read(self.match) is None or self._is_warm(request, list(attempt.decision.candidates())):
             return
         self._lru[endpoint] = None
         self._lru.move_to_end(endpoint)

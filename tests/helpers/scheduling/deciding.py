@@ -83,7 +83,7 @@ class World:
         number: int = 0,
     ) -> Attempt:
         """Run an attempt on the chosen pod."""
-        attempt = Attempt(request, decision, decision.ranked()[number], number, self.clock.now())
+        attempt = Attempt(request, decision, decision.candidates()[number], number, self.clock.now())
         self.explained.attempt_started(attempt)
         self.clock.advance(after)
         if ending is Ending.COMPLETE:

@@ -50,7 +50,7 @@ def names(endpoints: Sequence[Endpoint]) -> list[str]:
 
 
 def ranking(decision: Decision) -> list[str]:
-    return names(list(decision.ranked()))
+    return names(list(decision.candidates()))
 
 
 @dataclass(frozen=True, slots=True)

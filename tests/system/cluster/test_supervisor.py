@@ -168,7 +168,7 @@ async def a_worker(clock: ManualClock) -> tuple[workers.Workers, Child]:
 
 
 async def test_a_worker_that_hangs_during_its_start_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "START_TIMEOUT", 60.0)
+    monkeypatch.setattr(workers, "HANGS_AFTER", 60.0)
     them, child = await a_worker(clock := ManualClock())
     clock.advance(100.0)
     them.check(late=90.0)

@@ -122,7 +122,7 @@ class TestAScorerWithAnExternalService:
             (producer,) = built.producers
             await producer.produce(mine, pods())
         assert queries == [["coal", "wind", "none"]]
-        assert [one.name for one in built.scheduler.schedule(mine, pods()).ranked()] == ["wind", "coal", "none"]
+        assert [one.name for one in built.scheduler.schedule(mine, pods()).candidates()] == ["wind", "coal", "none"]
 
     async def test_a_hanging_service_leaves_the_datum_missing_and_the_decision_is_made(
         self, registry: Registry
@@ -142,5 +142,5 @@ class TestAScorerWithAnExternalService:
                     await producer.produce(mine, pods())
             hanging.set()
         decision = built.scheduler.schedule(mine, pods())
-        assert len(list(decision.ranked())) == 3
+        assert len(list(decision.candidates())) == 3
         assert built.instances["green-forecast-scorer"].score(None, mine, pods()) == [0.0, 0.0, 0.0]  # type: ignore[attr-defined]

@@ -47,7 +47,7 @@ def steered(request: InferenceRequest, *pods: Endpoint) -> list[str]:
     """The candidates, with the decision for the first of them, while a pod called old drains."""
     decision = steer(request, Decision(pods[0], pods[1:], "p"), (leaving(),))
     assert decision.profile == "p"
-    return [endpoint.name for endpoint in decision.ranked()]
+    return [endpoint.name for endpoint in decision.candidates()]
 
 
 def test_prefixes_of_a_draining_pod_go_to_the_pod_with_most_of_them() -> None:

@@ -342,6 +342,16 @@ def test_a_pod_of_two_sources_joins_when_the_other_source_gives_it_up(removed_by
     assert fleet.get("a") is None
 
 
+def test_a_pod_of_a_pool_that_is_gone_does_not_join() -> None:
+    fleet = Calls().fleet
+    fleet.form(("default", "large"))
+    fleet.reconcile("static", [pod("a")])
+    fleet.reconcile("file of large", [pod("a")], "large")
+    fleet.form(("default",))
+    fleet.reconcile("static", [])
+    assert fleet.get("a") is None
+
+
 def test_a_hook_that_fails_is_logged_and_the_change_stands(caplog: pytest.LogCaptureFixture) -> None:
     def fail(endpoint: Endpoint) -> None:
         raise RuntimeError("no")

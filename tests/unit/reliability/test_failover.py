@@ -354,6 +354,23 @@ async def test_the_last_of_two_failed_attempts_is_relayed_if_no_pod_is_left() ->
     assert not world.failover.retries_instead(second, 503)
 
 
+async def test_a_pod_that_lost_the_race_continues_the_stream_only_if_no_other_pod_is_left() -> None:
+    for names, then in (("ab", "b"), ("abc", "c")):
+        world = World(names, attempts=2)
+        first = world.first()
+        world.failover.avoid(first, [world.pods[1]])
+        following = await world.failover.next_attempt(first, StreamInterrupted("reset", first.request))
+        assert following.endpoint.name == then
+
+
+async def test_a_stream_goes_on_to_the_next_pod_after_any_error_also_with_a_fallback_model() -> None:
+    world = World("abc", attempts=9, on=("connect", "reset"))
+    first = _with_fallback(world.first())
+    second = await world.failover.next_attempt(first, StreamInterrupted("reset", first.request))
+    third = await world.failover.next_attempt(second, Declined(503))
+    assert (second.endpoint.name, third.endpoint.name) == ("b", "c")
+
+
 async def test_a_pod_whose_hedged_attempt_failed_is_not_tried_again_and_may_have_the_same_crash() -> None:
     world = World("abc", attempts=2)
     first = world.first()

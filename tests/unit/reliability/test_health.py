@@ -148,7 +148,7 @@ async def test_a_busy_engine_gets_no_inference_check() -> None:
         assert world.queried == []
 
 
-async def test_a_failed_inference_check_stands_while_the_pod_is_busy() -> None:
+async def test_a_pod_that_fails_its_inference_check_is_checked_although_it_is_busy() -> None:
     world = World()
     inference = InferenceCheck(interval=FAST, timeout=Duration(0.01))
     async with world.checked(HealthSettings(path=None, inference=inference)):
@@ -157,6 +157,8 @@ async def test_a_failed_inference_check_stands_while_the_pod_is_busy() -> None:
         world.pod.charge(1, 0)
         await asyncio.sleep(0.05)
         assert world.reasons == {FAILS_INFERENCE}
+        world.hangs = False
+        await until(lambda: not world.reasons)
 
 
 async def test_a_pod_that_refuses_completions_is_not_judged_by_them() -> None:

@@ -136,6 +136,7 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
         ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"error":{"message":"no"}}\n\n', False),
         (CHAT, b"", False),
         (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1'), True),
+        (CHAT, LAST + TOKEN.replace(b"Hi", b""), False),
         (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1') + LAST.replace(b'"index":0', b'"index":1'), False),
         ("/v1/responses", b'data: {"type":"response.output_text.done"}\n\n', True),
         (
