@@ -78,7 +78,8 @@ class Listener:
     def request_ended(
         self, client_request: ClientRequest, status: int, outcome: Ending | Reason, attempt: Attempt | None, sent: int
     ) -> None:
-        """The client has its response, or has left. Called once for each request.
+        """The client has its response, or has left. Called once for each request, on the listeners of all pools only: a
+        request may end without a pool, so admissions do not get it.
 
         `status`: the one that was sent; 499 if the client left before. `outcome`: a Reason if the request was refused.
         `attempt`: the last one, if there was any. `sent`: bytes of a response of kvlane's own."""

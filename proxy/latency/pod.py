@@ -44,7 +44,8 @@ STEP_REST = 0.5
 """Expected remaining share of the current engine step when a request arrives."""
 
 LEAST_OBSERVED = 8
-"""Prompts that a pod has to compute before its predictions are compared with observations."""
+"""Observed prefills of a pod, one for all prompts of an engine step, before its predictions are compared with
+observations."""
 
 OBSERVATION_INTERVAL, FIRST_OBSERVATIONS = 0.33, 16
 """Interval in seconds of the observations of a pod after the first ones. More observations add little, and each is
