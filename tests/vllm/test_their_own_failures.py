@@ -148,7 +148,7 @@ def test_an_engine_that_stops_at_once_leaves_no_client_waiting(
     """Its server accepts no connections then, and sends nothing on open ones, nor closes them."""
     with before(survivor, usual, tmp_path) as pair, under_way(pair) as (streams, wholes):
         usual.program.terminate()
-        wait_until(lambda: pair.says_of_victim()[0] != "ready")
+        wait_until(lambda: pair.says_of_victim()[0] != "ready", 60.0)  # the engine is busy when it has to stop
         responses = [pair.proxy.http.post(COMPLETIONS, body_of(1, prompt=f"Hello {n}")) for n in range(20)]
         assert [(response.status, response.pod) for response in responses] == [(200, survivor.name)] * 20
         check(pair, streams, wholes, record_property)
