@@ -25,6 +25,7 @@ from tests.helpers.http.support import (
     Pod,
     Received,
     Rig,
+    Script,
     answering,
     chunk,
     connection_of,
@@ -405,15 +406,20 @@ async def test_a_client_that_pipelines_endlessly_is_paused() -> None:
             assert b" 200 " in await client.response()
 
 
-async def test_a_client_that_pipelines_and_leaves_is_noticed() -> None:
-    gone = asyncio.Event()
+def until_gone(gone: asyncio.Event) -> Script:
+    """Waits until the proxy ends the request, and sets the event."""
 
     async def script(request: Received) -> None:
         await request.body()
         await request.gone()
         gone.set()
 
-    async with Pod(script) as pod, rig(pod) as port:
+    return script
+
+
+async def test_a_client_that_pipelines_and_leaves_is_noticed() -> None:
+    gone = asyncio.Event()
+    async with Pod(until_gone(gone)) as pod, rig(pod) as port:
         async with port.client() as client:
             client.send(post(close=False) + HEALTH)
             await until(lambda: bool(pod.requests))
@@ -426,13 +432,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed() -> None:
 
 async def test_a_client_that_leaves_while_its_next_requests_are_not_read_is_noticed() -> None:
     gone = asyncio.Event()
-
-    async def script(request: Received) -> None:
-        await request.body()
-        await request.gone()
-        gone.set()
-
-    async with Pod(script) as pod, rig(pod) as port:
+    async with Pod(until_gone(gone)) as pod, rig(pod) as port:
         async with port.client() as client:
             client.send(post(close=False) + HEALTH)
             await until(lambda: bool(pod.requests))

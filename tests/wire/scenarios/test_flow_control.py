@@ -93,15 +93,20 @@ async def test_a_request_that_waits_too_long_is_refused() -> None:
         assert (await first)[0].status == 200
 
 
+async def wait_and_leave(s: Stack) -> None:
+    """A client whose request is queued leaves."""
+    async with aiohttp.ClientSession() as http:
+        request = asyncio.ensure_future(http.post(s.url + CHAT, json={"model": "sim", "messages": []}))
+        await until(lambda: waiting(s) == 1)
+        request.cancel()
+        await until(lambda: waiting(s) == 0)
+
+
 async def test_a_client_that_leaves_the_queue_reaches_no_pod() -> None:
     async with stack(1, SLOW, {"flowControl": {"maxConcurrent": 1}}) as s:
         first = asyncio.ensure_future(ask(s, 60))
         await until(lambda: at_once(s) == 1)
-        async with aiohttp.ClientSession() as other:
-            gone = asyncio.ensure_future(other.post(s.url + CHAT, json={"model": "sim", "messages": []}))
-            await until(lambda: waiting(s) == 1)
-            gone.cancel()
-            await until(lambda: waiting(s) == 0)
+        await wait_and_leave(s)
         assert not first.done()
         assert (await first)[0].status == 200
         assert len(s.pods[0].requests) == 1
@@ -167,11 +172,7 @@ async def test_the_access_log_has_the_model_of_requests_that_end_in_the_queue(
     async with stack(1, SLOW, settings) as s:
         served = asyncio.ensure_future(ask(s, 1000))
         await until(lambda: at_once(s) == 1)
-        async with aiohttp.ClientSession() as other:
-            left = asyncio.ensure_future(other.post(s.url + CHAT, json={"model": "sim", "messages": []}))
-            await until(lambda: waiting(s) == 1)
-            left.cancel()
-            await until(lambda: waiting(s) == 0)
+        await wait_and_leave(s)
         refused = asyncio.ensure_future(ask(s))
         await until(lambda: waiting(s) == 1)
         await s.app._server.stop(0.05)
