@@ -64,9 +64,10 @@ class ResponseMeter:
             attempt.chunks -= 1  # the last one only says that there are no more
         self.flush(attempt)
         request = attempt.request
-        ends_soon = request.stream and request.path in USAGE_LAST
-        usage = usage_from(self.tail[-USAGE_WITHIN:] if ends_soon else self.tail, request.path)
-        attempt.usage = usage or attempt.usage
+        if request.stream:  # `flush` has found the usage of other responses
+            attempt.usage = usage_from(
+                self.tail[-USAGE_WITHIN:] if request.path in USAGE_LAST else self.tail, request.path
+            )
         self.marks.clear()
         self.tail = b""
 
