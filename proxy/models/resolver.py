@@ -286,14 +286,14 @@ class Waker:
         """Wait until a pod of the pool (empty: any) serves the model. Return False after the timeout, or if no pod can
         be woken."""
         end = min(deadline, self._clock.now() + self.timeout)
-        while not self._is_served(model, pool):
+        while not self._endpoints_for(model, pool):
             if self._clock.now() >= end or not self.wake(model, pool):
-                return self._is_served(model, pool)
+                return bool(self._endpoints_for(model, pool))
             await asyncio.sleep(CHECK_INTERVAL)
         return True
 
-    def _is_served(self, model: str, pool: str) -> bool:
-        return any(pool in ("", endpoint.pool) for endpoint in self._fleet.endpoints_for(model))
+    def _endpoints_for(self, model: str, pool: str) -> Sequence[Endpoint]:
+        return self._fleet.within(pool).of(model) if pool else self._fleet.endpoints_for(model)
 
     async def _wake(self, endpoint: Endpoint) -> None:
         log.info("waking pod %s: a request needs its model", endpoint.name)
