@@ -205,9 +205,7 @@ class MeteredRequest:
         now, reserved = limiter.clock.now(), []
         is_charged = request.state.read(CHARGED)
         for meter in meters:
-            wanted = meter.estimate(request.prompt.tokens, request.max_tokens)
-            if is_charged:  # for the model before this fallback
-                wanted = (0.0, wanted[1], wanted[2], wanted[3], wanted[4])
+            wanted = meter.estimate(request.prompt.tokens, request.max_tokens, 0.0 if is_charged else 1.0)
             shortage = meter.shortage(wanted, now)
             if shortage is not None:
                 limiter.refuse(meter, shortage, meters)

@@ -58,12 +58,13 @@ class UsageMeter:
         self._set(limits)
         self.at_least(had)
 
-    def estimate(self, prompt: int, most: int) -> Amounts:
-        """Estimate a request with so many prompt tokens and `max_tokens` (0: no limit)."""
+    def estimate(self, prompt: int, most: int, requests: float = 1.0) -> Amounts:
+        """Estimate a request with so many prompt tokens and `max_tokens` (0: no limit). `requests` is 0 if it counts
+        already, for the model before this fallback."""
         output = self._output
         if 0 < most < output:
             output = float(most)
-        return 1.0, prompt + output, prompt, output, prompt + output
+        return requests, prompt + output, prompt, output, prompt + output
 
     def shortage(self, wanted: Amounts, now: float) -> ExhaustedLimit | None:
         """Return the shortage that lasts longest; None if the request is within all limits."""

@@ -235,9 +235,15 @@ class EnvoySaturated(RequestError, status=429, code="saturated", reason=Reason.S
     """A circuit breaker of Envoy is open. Not Saturated: Envoy does not send the request again, so another model cannot
     help."""
 
+    def __init__(self) -> None:
+        super().__init__("A circuit breaker of Envoy is open: it has too many requests; retry shortly.")
+
 
 class FewerRanks(RequestError, status=503, code="no_endpoints", reason=Reason.NO_ENDPOINTS, retry_after=1.0):
     """The pod does not have the data-parallel rank. Not NoEndpoints: Envoy does not send the request again."""
+
+    def __init__(self) -> None:
+        super().__init__("The pod has fewer data-parallel ranks than it was known to have; retry shortly.")
 
 
 NO_POD = "No pod is ready. Retry shortly."

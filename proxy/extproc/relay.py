@@ -54,8 +54,6 @@ from proxy.http.upstream.pool import PodAddress
 from proxy.openai.errors import LONGEST, names_rank_out_of_range, says_that_model_is_missing, stream_error
 from proxy.reliability.failover import sees_some_models
 
-FEWER_RANKS = "The pod has fewer data-parallel ranks than it was known to have; retry shortly."
-
 
 class EnvoyRelay(TrackedRelay):
     """The relay of a request of a gateway; an attempt that is not for the client (`collect`) goes around it."""
@@ -98,7 +96,7 @@ class EnvoyRelay(TrackedRelay):
         except (TriedByEnvoy, EnvoyOverflow, BadGateway, UnknownModel, RankOutOfRange) as error:
             attempt.ending = Ending.UPSTREAM_FAILED
             if isinstance(error, RankOutOfRange):
-                self._failure = FewerRanks(FEWER_RANKS)
+                self._failure = FewerRanks()
             elif isinstance(error, UnknownModel):
                 self._failure = error
             raise

@@ -210,8 +210,6 @@ def _fingerprint(request: InferenceRequest) -> bytes:
     return digest.digest()
 
 
-ENVOY_OVERFLOW = "A circuit breaker of Envoy is open: it has too many requests; retry shortly."
-
 NOT_FOUND = 404
 TOO_MANY_REQUESTS = 429
 UNAVAILABLE = 503
@@ -294,7 +292,7 @@ class Failover:
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, EnvoyOverflow):
-            raise EnvoySaturated(ENVOY_OVERFLOW) from error
+            raise EnvoySaturated from error
         if self._log_limit.allows(type(error)):
             message = "request %s: attempt %d failed on pod %s: %s"
             log.warning(message, attempt.request.id, attempt.number + 1, attempt.endpoint.name, error)
@@ -307,15 +305,10 @@ class Failover:
         if await self.quarantine.check_pods(attempt):
             raise SuspectedPoison(QUARANTINE_SECONDS) from error
         left = self._left(attempt, state.tried)
-        is_retried = isinstance(error, RankOutOfRange) or _has_started(attempt, error)
         is_second = state.counted > 0 and not isinstance(error, ConnectFailed)
         if (
             (_is_without_model(error) and not any(_lists_model(endpoint, attempt) for endpoint in left))
-            or (
-                _has_fallback_models(attempt.request)
-                and isinstance(error, Declined)
-                and (not left or not (is_retried or self._is_cause(error.status)))
-            )
+            or (_has_fallback_models(attempt.request) and not self._stays_with_model(attempt, error, left))
             or (is_optional and (is_second or not left))
         ):
             raise _gave_up(attempt, error)
@@ -356,6 +349,13 @@ class Failover:
             state.counted += 1
         if error.may_have_crashed:
             crashes_of(attempt.request).add_suspected(attempt)
+
+    def _stays_with_model(self, attempt: Attempt, error: UpstreamFailed, left: Sequence[Endpoint]) -> bool:
+        """Return whether another pod of the model is tried before its fallback models."""
+        if not isinstance(error, Declined):
+            return True
+        is_retried = isinstance(error, RankOutOfRange) or _has_started(attempt, error) or self._is_cause(error.status)
+        return bool(left) and is_retried
 
     def _is_cause(self, status: int) -> bool:
         """Return whether a response of this status is retried on another pod of the model."""
