@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,17 @@ class Drains:
         known = self._since[role]
         self._release(role, [name for name in known if name not in victims])
         for one in going:
-            if one.name not in known or not one.draining:  # it may be a new pod of an old name
+            if one.name not in known or not one.is_victim:  # it may be a new pod of an old name
                 known[one.name] = self.clock.now()
                 self.pods.drain(one.name)
         return victims
+
+    def inherit(self, roles: Iterable[str]) -> None:
+        """Continue the drains of an earlier leader."""
+        for role in roles:
+            for one in self.pods.replicas(role):
+                if one.is_victim:
+                    self._since[role].setdefault(one.name, self.clock.now())
 
     def names(self, role: str) -> list[str]:
         return list(self._since[role])
@@ -101,13 +108,14 @@ class Drains:
 
 @dataclass(frozen=True, slots=True)
 class DrainingReplica:
-    """One replica. `cached_blocks` are counted by the prefix index, `ordinal` is the platform's number, `started` is
-    in seconds, `group` is the value of `drain.groupLabel`: the set of roles that the replica serves with; None
-    without it."""
+    """One replica. `is_victim` is whether the autoscaler drains it. `cached_blocks` are counted by the prefix index,
+    `ordinal` is the platform's number, `started` is in seconds, `group` is the value of `drain.groupLabel`: the set of
+    roles that the replica serves with; None without it."""
 
     name: str
     ready: bool = True
     draining: bool = False
+    is_victim: bool = False
     inflight: int = 0
     cached_blocks: int = 0
     ordinal: int | None = None

@@ -19,7 +19,7 @@ from proxy.autoscale.settings import ActuatorSettings, RoleSettings, ScalingPoli
 from proxy.autoscale.signals import SignalSource
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import Clock, Random
-from proxy.fleet.store import Fleet
+from proxy.fleet.store import AUTOSCALER, Fleet
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,8 @@ class ScaledPool:
     async def step(self) -> ScalingDecision:
         await self._signals.update()
         await self._queries.update(self.settings)
+        if self._is_leader():
+            self.drains.inherit(role.name for role in self.settings.roles)
         try:
             situations = self._situations()
         except Exception:  # nothing was seen: the last values are held, and overrides apply
@@ -137,11 +139,11 @@ class ScaledPool:
 
     def drain(self, name: str) -> None:
         for pod in self._pods_named(name):
-            self._fleet.drain(pod)
+            self._fleet.drain(pod, AUTOSCALER)
 
     def undrain(self, name: str) -> None:
         for pod in self._pods_named(name):
-            self._fleet.undrain(pod)
+            self._fleet.undrain(pod, AUTOSCALER)
 
     # What is shown.
 
@@ -175,6 +177,7 @@ class ScaledPool:
             name,
             ready=bool(_ready(ranks)),
             draining=_is_draining(ranks),
+            is_victim=any(AUTOSCALER in self._fleet.drained_by(rank) for rank in ranks),
             inflight=sum(rank.load.requests for rank in ranks),
             cached_blocks=sum(map(self._signals.cached_blocks, ranks)),
             ordinal=int(ordinal[1]) if ordinal else None,

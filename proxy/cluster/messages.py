@@ -31,7 +31,7 @@ ABSENT = FIRST_NUMBER - 2
 LONGEST_NAME = 1024
 """Largest length, in characters, of a name of another host, of a key, of a pod or of a cap."""
 
-VERSION = 5
+VERSION = 6
 """The version of packets between hosts."""
 
 LARGEST_PACKET = 64 * 1024 * 1024
@@ -85,7 +85,7 @@ class FrameKind(IntEnum):
     BREAKER = 33
     """A breaker opened or closed, or the recovery of its pod is being tested."""
     DRAINS = 34
-    """Pods that an operator drains or returns to service."""
+    """Pods that an operator or the autoscaler drains or returns to service."""
     SCRAPE = 27
     """A scrape of a pod, for hosts that then do not scrape the pod themselves."""
     SPENT = 40

@@ -8,7 +8,7 @@ are published for every request. All other values are JSON lists of entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, isfinite
@@ -34,6 +34,7 @@ from proxy.cluster.messages import (
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.fleet.bindings import BindingTable
+from proxy.fleet.store import AUTOSCALER, OPERATOR
 from proxy.flowcontrol.capacity import MOST_CAPS, Lent, SharedCaps
 from proxy.reliability.breaker import OPEN, BreakerPeers, Breakers
 
@@ -42,6 +43,9 @@ PER_RECORD = 100
 
 MOST_UNKNOWN = 20_000
 """Largest number of unknown pods for which values of peers are kept."""
+
+DRAINING = OPERATOR, AUTOSCALER
+"""Who drains pods."""
 
 MOST_SESSIONS = 20_000
 """Largest number of bindings of a table that a joining process receives: the most recently used ones."""
@@ -464,52 +468,61 @@ class SharedBreakers(Shared, BreakerPeers):
 
 @dataclass(eq=False)
 class SharedDrains(Shared):
-    """The pods that operators drain, on all hosts.
+    """The pods that an operator or the autoscaler drains, on all hosts.
 
-    The entry with more changes of the pod is the later one, so no clocks are compared; of two with as many changes, the
-    one that drains it. `set_drains(pod, drains)` is called for changes of other hosts; it raises KeyError for an
-    unknown pod.
+    The entry with more changes is the later one, so no clocks are compared. Operators and the autoscaler have separate
+    entries, so that neither ends a drain of the other when their messages cross. `set_drained_by(pod, who)` is called
+    for changes of other hosts; it raises KeyError for an unknown pod.
     """
 
-    set_drains: Callable[[str, bool], None]
+    set_drained_by: Callable[[str, Collection[str]], None]
     publish: Publish
     has_pod: Callable[[str], bool] = lambda name: False
     """Return whether there is a pod of this name, also after one of its endpoints was removed."""
-    known: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """By pod: the number of changes, and whether the last one drains it."""
+    known: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By pod and who drains it: the number of changes. It is odd while the pod is drained."""
     kinds = (FrameKind.DRAINS,)
 
-    def turned(self, endpoint: Endpoint, drains: bool) -> None:
-        """Publish an operator's change on this host."""
-        changes, known = self.known.get(endpoint.pod_name, (0, False))
-        if known is not drains:
-            self.known[endpoint.pod_name] = changes + 1, drains
-            self.publish(FrameKind.DRAINS, orjson.dumps([(endpoint.pod_name, changes + 1, drains)]))
+    def turned(self, endpoint: Endpoint, drained_by: Collection[str]) -> None:
+        """Publish a change on this host."""
+        known = self._drained_by(endpoint.pod_name)
+        for who in DRAINING:
+            if (who in drained_by) is not (who in known):
+                changes = self._change(endpoint.pod_name, who)
+                self.publish(FrameKind.DRAINS, orjson.dumps([(endpoint.pod_name, who, changes)]))
 
     def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        for name, changes, drains in _entries(kind, body, str, int, bool):
-            if name not in self.known and len(self.known) >= MOST_UNKNOWN:
+        for name, who, changes in _entries(kind, body, str, str, int):
+            key = name, who
+            if key not in self.known and len(self.known) >= MOST_UNKNOWN:
                 continue
-            if (changes, drains) > self.known.get(name, (0, False)):
-                self.known[name] = changes, drains
-                self._apply(name, drains)
+            if changes > self.known.get(key, 0):
+                self.known[key] = changes
+                self._apply(name)
 
     def in_flight(self) -> Records:
-        yield FrameKind.DRAINS, orjson.dumps([(name, *known) for name, known in self.known.items()])
+        yield FrameKind.DRAINS, orjson.dumps([(*key, changes) for key, changes in self.known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
-        if self.known.get(endpoint.pod_name, (0, False))[1]:
-            self._apply(endpoint.pod_name, True)
+        if self._drained_by(endpoint.pod_name):
+            self._apply(endpoint.pod_name)
 
     def removed(self, endpoint: Endpoint) -> None:
         """Drop a removed pod, which all hosts notice. The next pod of this name is a new one."""
-        changes, drains = self.known.get(endpoint.pod_name, (0, False))
-        if drains and endpoint is endpoint.first_rank and not self.has_pod(endpoint.pod_name):
-            self.known[endpoint.pod_name] = changes + 1, False
+        if endpoint is endpoint.first_rank and not self.has_pod(endpoint.pod_name):
+            for who in self._drained_by(endpoint.pod_name):
+                self._change(endpoint.pod_name, who)
 
-    def _apply(self, name: str, drains: bool) -> None:
+    def _drained_by(self, name: str) -> Collection[str]:
+        return [who for who in DRAINING if self.known.get((name, who), 0) % 2]
+
+    def _change(self, name: str, who: str) -> int:
+        changes = self.known[name, who] = self.known.get((name, who), 0) + 1
+        return changes
+
+    def _apply(self, name: str) -> None:
         try:
-            self.set_drains(name, drains)
+            self.set_drained_by(name, self._drained_by(name))
         except KeyError:
             return  # `added` applies it when the pod comes
 

@@ -157,7 +157,7 @@ class SharingApp(App):
 
 
 class OtherHosts(Deployment):
-    """The other hosts of the deployment, their scrapes, and the pods that operators drained at any of them. Raises
+    """The other hosts of the deployment, their scrapes, and the pods that are drained at any of them. Raises
     ConfigError if the library for the store is missing."""
 
     def __init__(
@@ -176,18 +176,14 @@ class OtherHosts(Deployment):
         check(settings)
         super().__init__(settings, clock, rng, catalogue, replica, lambda: configurations.of_deployment, received)
         self._fleet = fleet
-        self._drains = SharedDrains(
-            lambda name, drains: fleet.drain(name) if drains else fleet.undrain(name),
-            replica.publish_to_all,
-            fleet.has_pod,
-        )
+        self._drains = SharedDrains(fleet.set_drained_by, replica.publish_to_all, fleet.has_pod)
         scrapes = SharedScrapes(replica, fleet, polling, clock, lambda: configurations.of_deployment)
         replica.state.put(drains=[self._drains], scrapes=[scrapes])
         fleet.watch(self._drains.added, self._drains.removed)
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Publish that an operator drained a pod at this host, or returned it to service."""
-        self._drains.turned(endpoint, self._fleet.drains(endpoint))
+        """Publish that a pod is drained at this host, or returned to service."""
+        self._drains.turned(endpoint, self._fleet.drained_by(endpoint))
 
 
 class Replicated(SharingApp):

@@ -91,7 +91,7 @@ class MirroredFleet(Fleet):
                 "pool": record.endpoint.pool,
                 "source": record.source,
                 "contact": record.contact.value,
-                "draining": record.draining,
+                "drained_by": sorted(record.drained_by),
                 "leaving": record.leave_by is not None,
                 "cards": record.cards,
                 "restarts": self._restarts.get(record.name, 0),
@@ -138,7 +138,7 @@ class Mirror(Fleet):
             self._join(pod, values["source"], values["pool"])
             record = self._records[pod.name]
         before, could_serve, record.contact = record.contact, record.can_serve, contact
-        record.source, record.draining, record.cards = values["source"], values["draining"], values["cards"]
+        record.source, record.drained_by, record.cards = values["source"], values["drained_by"], values["cards"]
         record.leave_by = math.inf if values["leaving"] else None
         if len(record.endpoints) != ranks:
             self._resize(record, ranks)

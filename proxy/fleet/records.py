@@ -38,7 +38,8 @@ class PodRecord:
     pod: PodSettings
     source: str
     contact: Contact = Contact.AWAITED
-    draining: bool = False
+    drained_by: Collection[str] = frozenset()
+    """Who drains it: an operator, the autoscaler, or both."""
     asleep: bool = False
     leave_by: float | None = None
     cards: Sequence[Card] = ()
@@ -139,7 +140,7 @@ class PodRecord:
 
     @property
     def _is_wanted(self) -> bool:
-        return not self.draining and self.leave_by is None
+        return not self.drained_by and self.leave_by is None
 
 
 OWN = -1

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 ASLEEP = "asleep"
 
-OPERATOR = "operator"
-"""The source of pods that were added through the admin port."""
+OPERATOR, AUTOSCALER = "operator", "autoscaler"
+"""Who drains a pod. The operator is also the source of pods that were added through the admin port."""
 
 Hook = Callable[[Endpoint], None]
 
@@ -55,7 +55,7 @@ class Fleet(NamedModels):
     on_missed     a scrape of the pod failed
     on_moved      the state of the pod changed
     on_ejection_change  the reasons changed for which this process ejects the pod
-    on_drained    an operator drains the pod, or takes it back
+    on_drained    the pod is drained, or returned to service
     on_changed    the pod has new metrics or another state: queued requests may go on
 
     A removed pod gets no new requests, and goes when its last one ends or `grace` seconds have passed.
@@ -187,21 +187,29 @@ class Fleet(NamedModels):
         self._leave(self._named(name))
         self.sweep()
 
-    def drain(self, name: str) -> None:
+    def drain(self, name: str, who: str = OPERATOR) -> None:
         """Send no new requests until `undrain`. Raise KeyError for an unknown name."""
-        self._set_draining(self._named(name), True)
+        self.set_drained_by(name, {*self._named(name).drained_by, who})
 
-    def undrain(self, name: str) -> None:
+    def undrain(self, name: str, who: str | None = None) -> None:
+        """End the drain by `who`, or every drain of the pod. Raise KeyError for an unknown name."""
+        self.set_drained_by(name, {*self._named(name).drained_by} - {who} if who else ())
+
+    def set_drained_by(self, name: str, drained_by: Collection[str]) -> None:
         """Raise KeyError for an unknown name."""
-        self._set_draining(self._named(name), False)
+        record = self._named(name)
+        record.drained_by = drained_by
+        self._update_state(record)
+        self._ejections.reconsider()
+        self._call(self.on_drained, record.endpoint)
 
     def has_pod(self, name: str) -> bool:
         """Return whether there is a pod of this name, even one that is about to leave."""
         return name in self._records
 
-    def drains(self, endpoint: Endpoint) -> bool:
+    def drained_by(self, endpoint: Endpoint) -> Collection[str]:
         record = self._record_of(endpoint)
-        return record is not None and record.draining
+        return record.drained_by if record else ()
 
     def reconcile(self, source: str, desired: Sequence[PodSettings], pool: str = DEFAULT_POOL) -> None:
         """Add, update and remove pods so that the source has those desired. Where none of its successors serves yet, a
@@ -459,12 +467,6 @@ class Fleet(NamedModels):
                 self._models_changed.set_result(None)
                 self._models_changed = None
 
-    def _set_draining(self, record: PodRecord, draining: bool) -> None:
-        record.draining = draining
-        self._update_state(record)
-        self._ejections.reconsider()
-        self._call(self.on_drained, record.endpoint)
-
     def _leave(self, record: PodRecord) -> None:
         self._successors.forget(record)
         if record.leave_by is None:
@@ -508,7 +510,7 @@ class Fleet(NamedModels):
             record.refused_at = None
         elif record.refused_at is None:
             record.refused_at = self._clock.now()
-        leaving = record.draining or record.leave_by is not None
+        leaving = record.drained_by or record.leave_by is not None
         state = EndpointState.DRAINING if leaving else EndpointState(record.contact.value)
         if state is EndpointState.READY and (
             record.asleep or (record.has_ejection_reason and record.endpoint.pool not in self._ejections.panics)

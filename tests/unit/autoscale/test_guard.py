@@ -59,10 +59,10 @@ class Pods:
         return list(self.all.values())
 
     def drain(self, name: str) -> None:
-        self.all[name] = replace(self.all[name], draining=True, ready=False)
+        self.all[name] = replace(self.all[name], draining=True, is_victim=True, ready=False)
 
     def undrain(self, name: str) -> None:
-        self.all[name] = replace(self.all[name], draining=False, ready=True)
+        self.all[name] = replace(self.all[name], draining=False, is_victim=False, ready=True)
 
     def end_requests(self, name: str) -> None:
         self.all[name] = replace(self.all[name], inflight=0)

@@ -9,6 +9,7 @@ import pytest
 from proxy.autoscale.measures import KnownLoad
 from proxy.core.endpoint import EndpointState
 from proxy.core.errors import BadRequest
+from proxy.fleet.store import AUTOSCALER
 from tests.helpers.autoscale.scaled import EXEC, Rig, policy
 
 
@@ -187,6 +188,49 @@ async def test_a_proxy_that_loses_the_lead_ends_its_drains() -> None:
     rig.is_leader = False
     await rig.step(0.5)
     assert len(rig.fleet.draining) == 0
+
+
+async def test_a_pod_that_an_operator_drained_stays_drained_when_demand_returns() -> None:
+    rig = Rig(decode=3)
+    rig.fleet.drain("decode-1")
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step(0.5)
+    assert [one["name"] for one in rig.pool.drains.described("decode")] == ["decode-1"], "its removal costs least"
+    rig.report_all("decode", kv_usage=1.0)
+    await rig.step(0.5)
+    assert [pod.name for pod in rig.fleet.draining] == ["decode-1"]
+    rig.fleet.undrain("decode-1")
+    assert list(rig.fleet.draining) == []
+
+
+async def test_an_operator_returns_a_pod_to_service_that_the_autoscaler_drained() -> None:
+    rig = Rig(decode=3)
+    rig.report_all("decode", kv_usage=0.5)
+    await rig.step(0.5)
+    rig.fleet.undrain("decode-0")
+    assert list(rig.fleet.draining) == []
+
+
+async def test_a_new_leader_returns_the_pods_to_service_that_a_crashed_leader_drained() -> None:
+    rig = Rig(decode=3)
+    rig.is_leader = False
+    rig.fleet.drain("decode-0", AUTOSCALER)  # as the host of the leader has published
+    rig.report_all("decode", kv_usage=1.0)
+    await rig.step(0.5)
+    assert [pod.name for pod in rig.fleet.draining] == ["decode-0"], "the drain is the leader's"
+    rig.is_leader = True
+    await rig.step(0.5)
+    assert list(rig.fleet.draining) == []
+
+
+async def test_a_new_leader_removes_the_pods_that_a_crashed_leader_drained() -> None:
+    rig = Rig(decode=3)
+    rig.fleet.drain("decode-1", AUTOSCALER)
+    rig.report_all("decode", kv_usage=0.8)
+    await rig.step()
+    await rig.step()
+    assert [order.victims for order in rig.hand.orders] == [("decode-1",)]
+    assert [pod.name for pod in rig.fleet.draining] == ["decode-1"]
 
 
 async def test_marks_of_an_earlier_leader_are_cleared_once() -> None:

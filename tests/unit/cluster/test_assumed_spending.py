@@ -1,6 +1,8 @@
-"""Assumed spending of unreachable hosts, and drains by operators."""
+"""Assumed spending of unreachable hosts, and drains by operators and the autoscaler."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import orjson
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from proxy.cluster.membership import AssumedSpending
 from proxy.cluster.messages import FrameKind, InvalidMessage, record, records
-from proxy.cluster.shared import SharedDrains
+from proxy.cluster.shared import DRAINING, SharedDrains
 from proxy.core.endpoint import Endpoint
+from proxy.fleet.store import AUTOSCALER, OPERATOR
 
 WHO = ["key", "chat", "standard"]
 SPENT = [1.0, 20.0, 15.0, 5.0, 20.0]
@@ -73,7 +76,7 @@ class Operated:
     def __init__(self, has_pod: bool = True) -> None:
         self.pod = Endpoint("a")
         self.has_pod = has_pod
-        self.drains = False
+        self.drained_by: set[str] = set()
         self.published: list[bytes] = []
         self.shared = SharedDrains(self._set, lambda kind, body: self.published.append(body))
 
@@ -82,35 +85,49 @@ class Operated:
         for kind, body in other.shared.in_flight():
             self.shared.receive(1, kind, body)
 
-    def _set(self, name: str, drains: bool) -> None:
+    @property
+    def drains(self) -> bool:
+        return bool(self.drained_by)
+
+    def _set(self, name: str, drained_by: Collection[str]) -> None:
         if not self.has_pod:
             raise KeyError(name)
-        self.drains = drains
-        self.shared.turned(self.pod, drains)
+        self.drained_by = set(drained_by)
+        self.shared.turned(self.pod, drained_by)
 
-    def operate(self, drains: bool) -> None:
-        self.drains = drains
-        self.shared.turned(self.pod, drains)
+    def operate(self, drains: bool, who: str = OPERATOR) -> None:
+        self._set("a", self.drained_by | {who} if drains else self.drained_by - {who})
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=20))
-def test_all_agree_after_all_updates(steps: list[tuple[int, bool, bool]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from(DRAINING), st.booleans()), max_size=20))
+def test_all_agree_after_all_updates(steps: list[tuple[int, bool, str, bool]]) -> None:
     """Some of it reaches the others at once, the rest is made good by a snapshot."""
     hosts = [Operated() for _ in range(3)]
-    for index, drains, reaches in steps:
+    for index, drains, who, reaches in steps:
         host = hosts[index]
         host.published.clear()
-        host.operate(drains)
+        host.operate(drains, who)
         for other in hosts:
             for body in host.published if reaches and other is not host else ():
                 other.shared.receive(1, FrameKind.DRAINS, body)
     for host in hosts:
         for other in hosts:
             other.hear(host)
-    assert len({host.drains for host in hosts}) == 1
-    last = [(index, reaches) for index, _, reaches in steps]
-    if last and all(reaches for _, reaches in last):
-        assert hosts[0].drains is steps[-1][1]
+    assert all(host.drained_by == hosts[0].drained_by for host in hosts)
+    if all(reaches for *_, reaches in steps):
+        last = {who: drains for _, drains, who, _ in steps}
+        assert hosts[0].drained_by == {who for who, drains in last.items() if drains}
+
+
+def test_a_drain_by_an_operator_outlasts_drains_of_the_autoscaler_on_a_host_that_was_cut_off() -> None:
+    one, two = Operated(), Operated()
+    one.operate(True)
+    for _ in range(3):
+        two.operate(True, AUTOSCALER)
+        two.operate(False, AUTOSCALER)
+    one.hear(two)
+    two.hear(one)
+    assert one.drained_by == two.drained_by == {OPERATOR}
 
 
 def test_received_updates_are_not_forwarded() -> None:
@@ -129,13 +146,13 @@ def test_a_drain_applies_to_a_pod_that_appears_later_but_not_to_the_next_of_its_
     two.shared.added(two.pod)
     assert two.drains
     two.shared.removed(two.pod)
-    two.drains = False
+    two.drained_by = set()
     two.shared.added(Endpoint("a"))
     two.hear(one)
     assert not two.drains
 
 
-@pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true]]'])
+@pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true, 1]]', b'[["a", "b", "c"]]'])
 def test_malformed_drains_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidMessage):
         Operated().shared.receive(1, FrameKind.DRAINS, body)

@@ -182,10 +182,10 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
     monkeypatch.setattr(shared, "MOST_UNKNOWN", 10)
     drains = SharedDrains(lambda *_: None, lambda *_: None)
     for number in range(1000):
-        drains.receive(5, FrameKind.DRAINS, orjson.dumps([[f"p{number}", 1, True]]))
+        drains.receive(5, FrameKind.DRAINS, orjson.dumps([[f"p{number}", "operator", 1]]))
     assert len(drains.known) == 10
-    drains.receive(5, FrameKind.DRAINS, orjson.dumps([["p0", 2, False]]))
-    assert drains.known["p0"] == (2, False)
+    drains.receive(5, FrameKind.DRAINS, orjson.dumps([["p0", "operator", 2]]))
+    assert drains.known["p0", "operator"] == 2
 
 
 def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
