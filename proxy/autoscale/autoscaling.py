@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -130,7 +130,8 @@ class Autoscaling:
     async def _run(self, pool: ScaledPool) -> None:
         while True:
             try:
-                await pool.step()
+                async with self.leadership.cut_off():
+                    await pool.step()
             except Exception:  # the next one may be better; until then the last one holds
                 log.exception("autoscale: pool %s: a step failed", pool.name)
             await asyncio.sleep(self._settings.interval)
@@ -193,6 +194,9 @@ class Leadership:
     clock: Clock
     _until: float = inf
     _wall_until: float = inf
+    _ends_at: float | None = None
+    """End of the lease, by the clock of the event loop."""
+    _running: set[asyncio.Timeout] = field(default_factory=set)
 
     @property
     def is_ours(self) -> bool:
@@ -201,23 +205,38 @@ class Leadership:
         count."""
         return self.clock.now() < self._until and self.clock.wall() < self._wall_until
 
+    @asynccontextmanager
+    async def cut_off(self) -> AsyncIterator[None]:
+        """Cancel the body at the end of the lease, unless the lease is renewed before. Raise TimeoutError then."""
+        async with asyncio.timeout_at(self._ends_at if self.is_ours else None) as timeout:
+            self._running.add(timeout)
+            try:
+                yield
+            finally:
+                self._running.remove(timeout)
+
     async def share(self, stack: AsyncExitStack, lease: Lease, every: float, margin: float = 0.0) -> None:
         """Acquire the lease, and renew it every so many seconds. No action starts in the last `margin` seconds of the
-        lease, so that it ends in time."""
+        lease, so that most end in time."""
         self._until = -inf
         stack.push_async_callback(self._end, lease)
         tasks = await stack.enter_async_context(Tasks())
         tasks.keep(lambda: self._keep(lease, every, margin), "lease-of-the-autoscaler")
 
     async def _keep(self, lease: Lease, every: float, margin: float) -> None:
-        was_ours = False
+        was_ours, loop = False, asyncio.get_running_loop()
         while True:
-            requested_at, wall = self.clock.now(), self.clock.wall()
+            requested_at, wall, ends_at = self.clock.now(), self.clock.wall(), loop.time() + lease.seconds
             taken = await lease.acquire()
             if taken is not was_ours:
                 log.info("autoscale: this proxy %s", "scales from here on" if taken else "leaves scaling to another")
             was_ours, held = taken, lease.seconds - margin
             self._until, self._wall_until = (requested_at + held, wall + held) if taken else (-inf, -inf)
+            if taken:
+                self._ends_at = ends_at
+                for timeout in self._running:
+                    if not timeout.expired():
+                        timeout.reschedule(ends_at)
             await asyncio.sleep(every)
 
     async def _end(self, lease: Lease) -> None:

@@ -8,7 +8,11 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
+
+from proxy.autoscale.actuators import ScaleOrder
 from proxy.autoscale.autoscaling import Autoscaling, Leadership
+from proxy.autoscale.loop import ScalingOutcome
 from proxy.autoscale.measures import KnownLoad
 from proxy.autoscale.policy import Cause
 from proxy.autoscale.settings import AutoscaleSettings
@@ -16,7 +20,8 @@ from proxy.cluster.redis_transport import Lease
 from proxy.cluster.settings import ReplicaSettings
 from proxy.core.ports import ManualClock
 from proxy.telemetry.metrics import Catalogue
-from tests.helpers.autoscale.scaled import Rig, policies
+from tests.helpers.autoscale.scaled import EXEC, Recording, Rig, policies
+from tests.helpers.cluster.virtual import VirtualLoop
 from tests.helpers.waiting import PATIENCE
 
 
@@ -226,3 +231,46 @@ async def test_a_leader_that_slept_past_its_lease_must_acquire_it_again() -> Non
             clock.advance(seconds)
             assert lead.is_ours is ours
     assert lease.received == ["close"], "another one may have it"
+
+
+class Hanging(Recording):
+    """An actuator that never ends."""
+
+    cut_off_at = 0.0
+
+    async def scale(self, order: ScaleOrder) -> ScalingOutcome:
+        await super().scale(order)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cut_off_at = asyncio.get_running_loop().time()
+        return ScalingOutcome.OK
+
+
+async def cut_off_at(loop: VirtualLoop, renewals: int) -> float:
+    """Return when an order that hangs is cut off. The lease of 60 s is renewed so often, every 20 s."""
+    rig, hand, lease = Rig(), Hanging(), OneLease()
+    rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
+    autoscaling = Shown(rig, policies(actuator={**EXEC, "timeout": "10m"})).autoscaling
+    autoscaling.leadership.clock = loop
+    async with AsyncExitStack() as stack:
+        await autoscaling.leadership.share(stack, lease, every=20.0, margin=10.0)
+        await asyncio.sleep(1.0)
+        await autoscaling.start(stack)
+        guard = autoscaling.pools["default"]._guard
+        assert guard is not None
+        guard.hand = hand
+        await asyncio.sleep(20.0 * renewals)
+        lease.is_free = False
+        await asyncio.sleep(100.0)
+    assert len(hand.orders) == 1
+    return hand.cut_off_at
+
+
+@pytest.mark.parametrize(("renewals", "end"), [(0, 60.0), (3, 120.0)])
+def test_an_action_ends_with_the_lease_of_its_leader(renewals: int, end: float) -> None:
+    loop = VirtualLoop()
+    try:
+        assert loop.run_until_complete(cut_off_at(loop, renewals)) == end
+    finally:
+        loop.close()
