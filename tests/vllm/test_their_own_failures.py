@@ -35,6 +35,8 @@ STREAMS, WHOLES = 2, 1
 """On each engine. More than four would wait for one another."""
 
 ERROR = b'"error":'
+DONE = b"data: [DONE]\n\n"
+ENDED_BY_ENGINE = "ended by the engine without a finish reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def test_an_engine_that_stops_at_once_leaves_no_client_waiting(
         wait_until(lambda: pair.says_of_victim()[0] != "ready", 60.0)  # the engine is busy when it has to stop
         responses = [pair.proxy.http.post(COMPLETIONS, body_of(1, prompt=f"Hello {n}")) for n in range(20)]
         assert [(response.status, response.pod) for response in responses] == [(200, survivor.name)] * 20
-        check(pair, streams, wholes, record_property)
+        check(pair, streams, wholes, record_property, engine_ends_streams=True)
 
 
 def test_an_engine_whose_core_is_killed_leaves_no_client_waiting(
@@ -210,17 +212,24 @@ def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[EngineRes
 
 
 def check(
-    pair: Pair, streams: Sequence[Pending], wholes: Sequence[Future[EngineResponse]], record_property: Any
+    pair: Pair,
+    streams: Sequence[Pending],
+    wholes: Sequence[Future[EngineResponse]],
+    record_property: Any,
+    *,
+    engine_ends_streams: bool = False,
 ) -> None:
-    """All complete responses arrive, and every stream of the victim is complete or ends with an error."""
+    """All complete responses arrive, and every stream of the victim is complete or ends with an error. An engine that
+    stops at once may also end one itself, without a finish reason: it is relayed as the engine ended it."""
     since = time.monotonic()
-    ends = {"whole": 0, "cut, with an error": 0}
+    ends = {"whole": 0, "cut, with an error": 0, ENDED_BY_ENGINE: 0}
     for stream in streams:
         if stream.pod == pair.victim.name:
             body = stream.read_all()
-            assert is_whole(body) or says_that_it_broke(body), body[-600:]
-            ends["whole" if is_whole(body) else "cut, with an error"] += 1
-    record_property("its streams", ", ".join(f"{count} {end}" for end, count in ends.items()))
+            end = end_of(body)
+            assert engine_ends_streams or end != ENDED_BY_ENGINE, body[-600:]
+            ends[end] += 1
+    record_property("its streams", ", ".join(f"{count} {end}" for end, count in ends.items() if count))
     record_property("ended after", f"{time.monotonic() - since:.1f} s")
     for stream in streams:
         if stream.pod == pair.survivor.name:
@@ -235,10 +244,19 @@ def check(
     record_property("all there after", f"{time.monotonic() - since:.1f} s")
 
 
+def end_of(body: bytes) -> str:
+    if is_whole(body):
+        return "whole"
+    if body.endswith(DONE) and ERROR not in body:
+        return ENDED_BY_ENGINE
+    assert says_that_it_broke(body), body[-600:]
+    return "cut, with an error"
+
+
 def is_whole(body: bytes) -> bool:
-    return body.endswith(b"data: [DONE]\n\n") and ERROR not in body and b'"finish_reason":"length"' in body
+    return body.endswith(DONE) and ERROR not in body and b'"finish_reason":"length"' in body
 
 
 def says_that_it_broke(body: bytes) -> bool:
     """With its last event. A server whose engine is dead says so itself, and that this is all."""
-    return ERROR in body.removesuffix(b"data: [DONE]\n\n").split(b"\n\n")[-2]
+    return ERROR in body.removesuffix(DONE).split(b"\n\n")[-2]
