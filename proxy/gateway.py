@@ -228,7 +228,7 @@ class Gateway:
         """Return the decision. Nothing waits from here until `start_attempt` calls the ledger, the listener that
         reserves the pod, so decision and reservation are one step."""
         if parsed.previous_response_id:  # stored responses live in the memory of the pod that made them
-            return Decision(self.bindings.pod_of(parsed.previous_response_id, self.fleet.ready))
+            return Decision(self._holder(pool, request, parsed.previous_response_id))
         started = self.clock.now()
         if not candidates:
             raise self._no_pod_serves(request.model)
@@ -251,6 +251,16 @@ class Gateway:
             except Exception:  # noqa: BLE001  # the request goes on
                 pool.listeners.failed(listener, request.id)
         return decision
+
+    def _holder(self, pool: Pool, request: InferenceRequest, response_id: str) -> Endpoint:
+        """Return the pod that stores the response, with the rank that the client chose. Raise RequestError without one,
+        or if Envoy does not allow it."""
+        holder = self.bindings.pod_of(response_id, self.fleet.ready)
+        ranks: Sequence[Endpoint] = holder.ranks
+        for admission in pool.admissions:
+            if admission.holds_for_retries:
+                ranks = admission.narrow(request, ranks)
+        return holder if holder in ranks else ranks[0]
 
     def _no_pod_serves(self, model: str) -> RequestError:
         if self.fleet.ready and not self.fleet.knows(model):

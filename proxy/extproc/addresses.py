@@ -95,5 +95,5 @@ class SubsetAdmission(Admission):
         meant = {address.strip() for address in subset.split(",")}
         left = [endpoint for endpoint in endpoints if meant & self._addresses.known(endpoint)]
         if not left:
-            raise NoEndpoints("None of the pods that Envoy allows for this request is ready; try again shortly.")
+            raise NoEndpoints("None of the pods that Envoy allows can serve this request; try again shortly.")
         return left

@@ -22,7 +22,7 @@ from proxy.config.load import load
 from proxy.core.endpoint import Endpoint, update
 from proxy.core.errors import ConfigError, ConnectFailed
 from proxy.extproc import messages
-from proxy.extproc.addresses import Addresses
+from proxy.extproc.addresses import SUBSET_KEY, SUBSET_NAMESPACE, Addresses
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
 from proxy.extproc.request import ATTRIBUTES
 from proxy.lab.sim import Fault, FaultKind, SimConfig, SimFleet
@@ -653,6 +653,37 @@ async def test_a_fallback_pod_without_an_address_is_left_out(monkeypatch: pytest
         one, destination = await destination_of(channel)
         assert destination == s.pods[0].url.removeprefix("http://")
         await one.end()
+
+
+@pytest.mark.parametrize("is_followed_up", [True, False], ids=["follow-up", "retrieval"])
+async def test_a_stored_response_is_reached_only_on_a_pod_that_envoy_allows(is_followed_up: bool) -> None:
+    async with gateway() as (s, channel):
+        async with s.http.post(f"{s.url}/v1/responses", json={"model": "sim", "input": "Hi"}) as response:
+            stored, holder = (await response.json())["id"], response.headers["x-kvlane-endpoint"]
+        for index, pod in enumerate(s.pods):
+            one, address = talk(channel), pod.url.removeprefix("http://")
+            path = "/v1/responses" if is_followed_up else f"/v1/responses/{stored}"
+            head = {**HEAD, ":method": "POST" if is_followed_up else "GET", ":path": path}
+            await one.say(
+                request_headers={"headers": headers(head), "end_of_stream": not is_followed_up},
+                metadata_context=allowing(address),
+            )
+            if is_followed_up:
+                body = orjson.dumps({"model": "sim", "input": "And?", "previous_response_id": stored})
+                await one.say(request_body={"body": body, "end_of_stream": True})
+            reply = await one.hear()
+            if holder == f"pod-{index}":
+                assert set_by(reply.request_headers.response.header_mutation)[DESTINATION] == address
+            else:
+                assert reply.immediate_response.status.code == 503
+                assert b"Envoy allows" in reply.immediate_response.body
+            await one.end()
+
+
+def allowing(address: str) -> dict[str, Any]:
+    """Return the metadata of a request that may go to this pod alone."""
+    subset = {"key": SUBSET_KEY, "value": {"string_value": address}}
+    return {"filter_metadata": [{"key": SUBSET_NAMESPACE, "value": {"fields": [subset]}}]}
 
 
 @asynccontextmanager
