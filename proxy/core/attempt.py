@@ -104,7 +104,8 @@ class Attempt:
         """The number of cached tokens to report to the client if the prompt was computed by another pod, which alone
         knows it. NOT_YET while that pod is computing."""
         self.sent_at: float | None = None
-        """When the request was last written to a connection of the pod; None: nothing was sent."""
+        """When the request was last written to a connection of the pod, or Envoy got its destination; None: nothing was
+        sent. An attempt has it from its start only if Envoy went on to its pod by itself, which has responded."""
         self.status: int | None = None
         """The status that the pod sent. It is set once the response goes to the client, so not by a response that is
         retried instead. `Relay.collect`, which relays nothing, sets it for every response."""

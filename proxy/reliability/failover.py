@@ -285,10 +285,12 @@ class Failover:
     async def next_attempt(self, attempt: Attempt, error: UpstreamFailed, is_optional: bool = False) -> Attempt:
         """Wait for the backoff and return the attempt after one that failed with `error`. Raise RequestError without
         one. With `is_optional` the stage can be skipped: only one other pod is tried."""
-        if isinstance(error, TriedByEnvoy):  # Envoy has already moved on
+        if isinstance(error, TriedByEnvoy):  # Envoy has already moved on, at an unknown time
             if error.then is None:  # not AllFailed: Envoy sends the request to no pod of another model either
                 raise BadGateway(f"No pod responded; tried {attempt.number + 1}. Try again shortly.") from error
-            return Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, self.clock.now())
+            following = Attempt(attempt.request, attempt.decision, error.then, attempt.number + 1, attempt.started_at)
+            following.sent_at = attempt.sent_at
+            return following
         if isinstance(error, OutOfFiles):
             raise FileLimitReached from error
         if isinstance(error, EnvoyOverflow):

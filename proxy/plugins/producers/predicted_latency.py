@@ -86,6 +86,8 @@ class PredictedLatencyProducer(DataProducer, PreRequest, PostResponse, EndpointR
             pod = self._pods[endpoint]
         except KeyError:  # no plugin reads predictions
             return
+        if attempt.sent_at is not None:  # Envoy sent it, at an unknown time, and its prompt is computed
+            return
         request = attempt.request
         forecast = request.state.read(self._key)
         prompt = forecast.tokens if forecast is not None else request.prompt.tokens

@@ -629,6 +629,36 @@ async def test_a_fallback_model_cannot_serve_a_request_that_envoy_failed_to_send
         assert [await s.sample(failed % name) or 0.0 for name in ("pod-0", "pod-1")] == [1.0, 0.0]
 
 
+async def fail_over(channel: Any) -> None:
+    """Send a request for a stream, to which the fallback pod responds."""
+    one = talk(channel)
+    await one.head(more={"authorization": "Bearer some"})
+    await one.say(request_body={"body": BODY[:-1] + b',"stream":true}', "end_of_stream": True})
+    sent = set_by((await one.hear()).request_headers.response.header_mutation)
+    await one.hear()
+    served = [{"key": "upstream.address", "value": {"string_value": sent[DESTINATION].split(",")[1]}}]
+    head = {"headers": headers({":status": "200", "content-type": "text/event-stream"})}
+    await one.say(response_headers=head, attributes=[{"key": ATTRIBUTES, "value": {"fields": served}}])
+    usage = b'{"prompt_tokens":9,"completion_tokens":400}'
+    events = b'data: {"choices":[],"usage":%b}\n\ndata: [DONE]\n\n' % usage
+    await one.say(response_body={"body": events, "end_of_stream": True})
+    for _ in ("head", "body"):
+        await one.hear()
+    await one.end()
+
+
+async def test_a_response_of_a_pod_to_which_envoy_went_on_by_itself_is_charged_for() -> None:
+    keys = [{"name": "some", "key": "some", "limits": {"tokensPerDay": 100}}]
+    async with gateway({**BLIND, "security": {"apiKeys": keys}}, fallbacks=1) as (s, channel):
+        await fail_over(channel)
+        await until(lambda: s.app.ledger.in_flight == 0)
+        one = talk(channel)
+        await one.head(more={"authorization": "Bearer some"})
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        assert (await one.hear()).immediate_response.status.code == 429
+        await one.end()
+
+
 async def destination_of(channel: Any) -> tuple[Talk, str]:
     """Send a request. Return its talk, after the reply to its body, and the destination of the reply."""
     one = talk(channel)
