@@ -87,15 +87,22 @@ _CHOICES = (
     _marks(NOTHING, rb'|"finish_reason"\s*:\s*null'),
     _marks(
         b"error",
-        rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*"' + _NOT_BEFORE_ANOTHER + _ERROR,
+        rb'|data:(?<![^\r\n]data:)[ \t]*\[DONE\]|"finish_reason"\s*:\s*["{]' + _NOT_BEFORE_ANOTHER + _ERROR,
     ),
 )
-"""A choice of another index may be unfinished when one has its finish reason."""
+"""A choice of another index may be unfinished when one has its finish reason, a text or SGLang's object."""
+
+_ABORTED_MESSAGE = re.compile(rb'"delta"\s*:\s*\{\s*"stop_reason"\s*:\s*null(?!(?s:.*)"stop_reason"\s*:\s*")').search
+"""Finds the end of a message that vLLM aborted: without a stop reason, but with its last event."""
+
+MESSAGES = "/v1/messages"
 
 _UNFINISHED = {
     "/v1/chat/completions": _CHOICES,
     "/v1/completions": _CHOICES,
-    "/v1/messages": (_marks(b"message_start|content_block_delta"), _marks(b"message_stop|error", _ERROR)),
+    SGLANG_GENERATE: _CHOICES,
+    "/inference/v1/generate": _CHOICES,
+    MESSAGES: (_marks(rb"message_(?:start|delta)|content_block_\w+|ping"), _marks(b"message_stop|error", _ERROR)),
     "/v1/responses": (
         _marks(rb"response\.(?!(?:completed|incomplete|failed|cancelled)\b)[a-z_.]+"),
         _marks(_TERMINAL + b"|error", _ERROR),
@@ -144,7 +151,9 @@ def is_truncated(path: str, tail: bytes) -> bool:
     """Return whether an event stream ended as valid HTTP although it is incomplete, as when a proxy in front of the
     engine ends it after a lost connection."""
     more, end = _UNFINISHED.get(path, (None, None))
-    return more is not None and end is not None and more.are_in(tail) and not end.are_in(tail)
+    if more is None or end is None or not more.are_in(tail):
+        return False
+    return not end.are_in(tail) or (path == MESSAGES and _ABORTED_MESSAGE(tail) is not None)
 
 
 def response_id_from(head: bytes) -> str | None:

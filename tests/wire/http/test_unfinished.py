@@ -19,6 +19,15 @@ TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish
 LAST = TOKEN.replace(b"null", b'"stop"')
 DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
+GENERATED = b'data: {"text":"Hi","meta_info":{"id":"g","finish_reason":%b},"index":0}\n\n'
+MESSAGES = "/v1/messages"
+STOPPED = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","content":[],"stop_reason":null}}\n\n'
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"Hi"},"index":0}\n\n'
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+ABORTED_MESSAGE = STOPPED.replace(b'"end_turn"', b"null")
 UNSIZED = SSE_HEAD.replace(b"transfer-encoding: chunked\r\n", b"")
 EVENTS = two_streams(["One", " two", " three"]).with_usage
 
@@ -138,6 +147,18 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
         (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1'), True),
         (CHAT, LAST + TOKEN.replace(b"Hi", b""), False),
         (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1') + LAST.replace(b'"index":0', b'"index":1'), False),
+        (MESSAGES, b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n', True),
+        (MESSAGES, b'event: ping\ndata: {"type":"ping"}\n\n', True),
+        (MESSAGES, STOPPED, False),
+        (MESSAGES, ABORTED_MESSAGE, True),
+        (MESSAGES, ABORTED_MESSAGE.replace(b"message_delta", b"content_block_delta", 2) + STOPPED, False),
+        ("/generate", GENERATED % b"null", True),
+        ("/generate", GENERATED % b"null" + DONE, False),
+        ("/generate", GENERATED % b'{"type":"length","length":1}', False),
+        ("/generate", b'data: {"text":"\\"finish_reason\\":null"}\n\n', False),
+        ("/generate", GENERATED % b"null" + b'data: {"error":{"message":"no"}}\n\n', False),
+        ("/inference/v1/generate", TOKEN, True),
+        ("/inference/v1/generate", TOKEN + DONE, False),
         ("/v1/responses", b'data: {"type":"response.output_text.done"}\n\n', True),
         (
             "/v1/responses",
@@ -148,6 +169,14 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
 )
 def test_each_api_has_its_own_end(path: str, tail: bytes, cut: bool) -> None:
     assert is_truncated(path, tail) is cut
+
+
+def test_a_message_that_its_engine_aborted_ends_with_an_error() -> None:
+    events = [b"%b\n\n" % each for each in ABORTED_MESSAGE.split(b"\n\n")[:-1]]
+    relayed, seen = played(lambda: RelayedResponse(True, path=MESSAGES), SSE_HEAD, *map(chunk, events), END)
+    assert relayed.attempt.ending is Ending.UPSTREAM_FAILED
+    assert seen.body.startswith(ABORTED_MESSAGE + b'data: {"error"')
+    assert seen.ending == "complete"
 
 
 async def test_its_connection_can_be_reused() -> None:
