@@ -184,13 +184,14 @@ class RateLimiter(Admission):
 class MeteredRequest:
     """A request that is charged to meters, from admission to its end."""
 
-    __slots__ = ("_limiter", "_request", "_reserved", "attempts", "meters", "stages")
+    __slots__ = ("_limiter", "_request", "_reserved", "_reserved_at", "attempts", "meters", "stages")
 
     def __init__(self, limiter: RateLimiter, request: InferenceRequest, meters: Sequence[UsageMeter]) -> None:
         self._limiter = limiter
         self._request = request
         self.meters = meters
         self._reserved: list[Amounts] = []
+        self._reserved_at = 0.0
         self.attempts: list[Attempt] = []
         """Its attempts that respond to the client. The usage of the last one is charged."""
         self.stages: list[Attempt] = []
@@ -211,14 +212,14 @@ class MeteredRequest:
                 limiter.refuse(meter, shortage, meters)
             reserved.append(wanted)
         request.state.write(METERED, self)
-        self._reserved = reserved
+        self._reserved, self._reserved_at = reserved, now
         for meter, wanted in zip(meters, reserved, strict=True):
             meter.start(wanted, now)
         if limiter.on_spent is not None:
             self._tell(limiter.on_spent, reserved)
 
     async def __aexit__(self, *_: object) -> None:
-        limiter, reserved = self._limiter, self._reserved
+        limiter, reserved, since = self._limiter, self._reserved, self._reserved_at
         if not reserved:
             return
         now, corrections = limiter.clock.now(), []
@@ -228,7 +229,7 @@ class MeteredRequest:
             self._request.state.write(CHARGED, True)
         usage = _usage(sent[-1], now) if was_sent else NOTHING
         for meter, wanted in zip(self.meters, reserved, strict=True):
-            corrections.append(meter.end(wanted, usage, now) if was_sent else meter.undo(wanted, now))
+            corrections.append(meter.end(wanted, usage, since, now) if was_sent else meter.undo(wanted, since, now))
         if limiter.on_spent is not None:
             self._tell(limiter.on_spent, corrections)
 

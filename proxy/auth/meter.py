@@ -49,6 +49,7 @@ class UsageMeter:
         """Time of the last known admission, by any worker."""
         self._clock = clock
         self._output = FIRST_OUTPUT
+        self._daily: DailyBudget | None = None
         self._set(limits)
 
     def limit_by(self, of: str, limits: Limits) -> None:
@@ -91,7 +92,7 @@ class UsageMeter:
         self.admitted_at = now
         self.charge(reserved, now)
 
-    def end(self, reserved: Amounts, usage: Usage | None, now: float) -> Amounts:
+    def end(self, reserved: Amounts, usage: Usage | None, reserved_at: float, now: float) -> Amounts:
         """Replace the reservation by the usage, if there is one. Return the correction that was charged."""
         self.running -= 1
         if usage is None:
@@ -103,17 +104,15 @@ class UsageMeter:
         prompt = usage.prompt_tokens - (cached * (1.0 - self.limits.cached_token_weight) if cached else 0.0)
         _, all_tokens, prompt_tokens, completion_tokens, _ = reserved
         tokens = prompt + output - all_tokens
-        correction = 0.0, tokens, prompt - prompt_tokens, output - completion_tokens, tokens
-        self.charge(correction, now)
-        return correction
+        return self._correct(
+            (0.0, tokens, prompt - prompt_tokens, output - completion_tokens, tokens), reserved_at, now
+        )
 
-    def undo(self, reserved: Amounts, now: float) -> Amounts:
+    def undo(self, reserved: Amounts, reserved_at: float, now: float) -> Amounts:
         """Return the whole reservation of a request that was sent to no pod. Return the correction, as charged."""
         self.running -= 1
         requests, tokens, prompt_tokens, completion_tokens, daily_tokens = reserved
-        correction = -requests, -tokens, -prompt_tokens, -completion_tokens, -daily_tokens
-        self.charge(correction, now)
-        return correction
+        return self._correct((-requests, -tokens, -prompt_tokens, -completion_tokens, -daily_tokens), reserved_at, now)
 
     def charge(self, amounts: Sequence[float], now: float) -> None:
         for index, bucket in self._buckets:
@@ -137,6 +136,13 @@ class UsageMeter:
         """Whether the meter has no usage that counts."""
         return not self.running and not self.elsewhere and not any(self.used())
 
+    def _correct(self, correction: Amounts, reserved_at: float, now: float) -> Amounts:
+        """Charge a correction, and return it. The tokens of a day that has ended are left out."""
+        if self._daily is not None and reserved_at < self._daily.began_at(now):
+            correction = (*correction[:4], 0.0)
+        self.charge(correction, now)
+        return correction
+
     def _set(self, limits: Limits) -> None:
         self.limits = limits
         self.counts_tokens = limits.count_tokens
@@ -153,8 +159,12 @@ class UsageMeter:
         buckets: list[tuple[int, Bucket | DailyBudget]] = [
             (at, each) for at, each in enumerate(minutely) if each is not None
         ]
-        if limits.tokens_per_day is not None:
-            buckets.append((len(minutely), DailyBudget(limits.tokens_per_day, self._clock.wall, now)))
+        if limits.tokens_per_day is None:
+            self._daily = None
+        else:
+            self._daily = self._daily or DailyBudget(limits.tokens_per_day, self._clock.wall, now)
+            self._daily.most = limits.tokens_per_day
+            buckets.append((len(minutely), self._daily))
         self._buckets = tuple(buckets)
 
 
@@ -237,6 +247,11 @@ class DailyBudget:
         own = self.used(now)
         if now >= self._ignores_peers_until:
             self._used = max(own, used)
+
+    def began_at(self, now: float) -> float:
+        """Return the monotonic time at which the day was first seen."""
+        self.used(now)
+        return self._since
 
     def used(self, now: float) -> float:
         day = self._wall() // SECONDS_PER_DAY

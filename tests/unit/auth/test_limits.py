@@ -9,6 +9,7 @@ import pytest
 
 from proxy.auth import limits as limits_module
 from proxy.auth.limits import RateLimiter
+from proxy.auth.meter import SECONDS_PER_DAY
 from proxy.auth.settings import Limits
 from proxy.core.attempt import Attempt, Ending, Stage, Usage
 from proxy.core.decision import Decision
@@ -29,6 +30,12 @@ class World:
         self.counted: list[tuple[str, str, bool]] = []
         self.named = {"own": Limits(**limits), **({"all": tenant} if tenant else {})}
         self.limiter = RateLimiter(self.named, {"acme": "all"}, self.clock, self.limited)
+
+    @property
+    def used(self) -> float:
+        """The tokens that key `a` has used today."""
+        ((_, _, used),) = self.limiter.known()
+        return used[4]
 
     def limited(self, kind: str, name: str, shadow: bool) -> None:
         self.counted.append((kind, name, shadow))
@@ -203,6 +210,31 @@ async def test_a_daily_budget_lasts_until_midnight() -> None:
         await world.ask()
     world.clock.advance(refused.value.retry_after)
     await world.ask()
+
+
+@pytest.mark.parametrize("usage", [Usage(90, 90), Usage(1, 1)])
+async def test_usage_that_is_known_after_midnight_belongs_to_the_day_of_its_request(usage: Usage) -> None:
+    world = World(tokens_per_day=100)
+    spent: list[float] = []
+    world.limiter.on_spent = lambda who, running, amounts: spent.append(amounts[4])
+    async with world.limiter.admit(request := world.request(tokens=30, max_tokens=30)):
+        attempt = world.send(request)
+        world.clock.advance(SECONDS_PER_DAY)
+        await world.ask(usage=Usage(40, 40))
+        attempt.usage = usage
+    assert world.used == 80.0
+    assert spent == [60.0, 20.0, 60.0, 0.0], "other processes do not charge it either"
+
+
+async def test_changed_limits_keep_the_day_of_running_requests() -> None:
+    world = World(tokens_per_day=100)
+    async with world.limiter.admit(request := world.request()):
+        world.send(request, Usage(60, 60))
+        world.clock.advance(1.0)
+        world.named["own"] = Limits(tokens_per_day=110)
+        await world.ask(usage=Usage(1, 1))
+    with pytest.raises(RateLimited, match="110 tokens per day"):
+        await world.ask()
 
 
 async def test_a_shadow_limit_only_counts() -> None:
