@@ -104,7 +104,8 @@ class Authenticator:
                 raise ConfigError([Problem("security", str(error))]) from None
             raise ConfigError([Problem(str(self._file.path), str(error))]).in_file_of(FILE) from None
         self.limits.clear()
-        self.limits.update({**self._access.limits, **_limits_of_their_own(self._access), **known.limits})
+        named = {_name_of("", name): limits for name, limits in self._access.limits.items()}
+        self.limits.update({**named, **_limits_of_their_own(self._access), **known.limits})
         return known
 
 
@@ -136,7 +137,11 @@ def _limits_of_their_own(access: AuthSettings) -> dict[str, Limits]:
 
 
 def _name_of(own: str, limits: Limits | str | None) -> str:
-    return own if isinstance(limits, Limits) else limits or ""
+    """Return the name that identities and tenants refer to. It has a prefix if the limits are named in
+    `security.limits`: one of those may be named `jwt`."""
+    if isinstance(limits, Limits):
+        return own
+    return f"limits.{limits}" if limits else ""
 
 
 PREFIX = "kvl_"
@@ -171,16 +176,15 @@ class Keys:
         return identity
 
     def _identity(self, key: ApiKey) -> Identity:
-        limits = key.limits
-        if isinstance(limits, Limits):
-            self.limits[own := f"apiKeys.{key.name}"] = limits
-            limits = own
+        limits = _name_of(f"apiKeys.{key.name}", key.limits)
+        if isinstance(key.limits, Limits):
+            self.limits[limits] = key.limits
         return Identity(
             name=key.name,
             tenant=key.tenant or key.name,
             models=frozenset(key.models) or None,
             objectives=frozenset(key.objectives),
-            limits=limits or "",
+            limits=limits,
         )
 
 

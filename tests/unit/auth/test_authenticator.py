@@ -171,6 +171,24 @@ def test_tenants_have_named_limits_or_their_own() -> None:
     assert tenants["*"] == ""
 
 
+def test_named_limits_may_have_the_names_of_places_that_have_limits_of_their_own() -> None:
+    pytest.importorskip("jwt", reason="needs the extra: pip install 'kvlane[jwt]'")
+    token = {"jwks": "keys.json", "issuer": "i", "audience": ["a"]}
+    keys = new_authenticator(
+        apiKeys=[
+            {"name": "a", "key": "ka", "limits": "jwt"},
+            {"name": "b", "key": "kb", "limits": "apiKeys.c"},
+            {"name": "c", "key": "kc", "limits": {"requestsPerMinute": 3}},
+        ],
+        jwt={**token, "limits": {"requestsPerMinute": 4}},
+        limits={"jwt": {"requestsPerMinute": 1}, "apiKeys.c": {"requestsPerMinute": 2}},
+    )
+    found = [keys.find({"x-api-key": f"k{name}"}) for name in "abc"]
+    assert [one and keys.limits[one.limits].requests_per_minute for one in found] == [1, 2, 3]
+    assert keys.tokens is not None
+    assert keys.limits[keys.tokens._limits] == Limits(requests_per_minute=4)
+
+
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [

@@ -49,7 +49,7 @@ def test_a_key_has_its_name_and_permissions() -> None:
     assert team is not None
     assert plain is not None
     assert (plain.name, plain.tenant, plain.models) == ("plain", "plain", None)
-    assert (team.name, team.tenant, team.limits) == ("team", "acme", "small")
+    assert (team.name, team.tenant, team.limits) == ("team", "acme", "limits.small")
     assert allows(team.models, "llama-70b")
     assert not allows(team.models, "qwen")
     assert allows(plain.models, "anything")
