@@ -35,7 +35,7 @@ class Capacity:
     _reflection: ReflectiveCeilings = field(init=False, default_factory=lambda: ReflectiveCeilings())
 
     def turn(self) -> None:
-        """Count a turn of reflective ceilings: the next request is considered."""
+        """Count a turn of reflective ceilings."""
         if self.settings.ceilings == "reflective":
             self._reflection.turn(self.saturation())
 
@@ -178,11 +178,11 @@ def _concurrency(endpoint: Endpoint, detector: Saturation) -> float:
 
 @dataclass(slots=True)
 class ReflectiveCeilings:
-    """A band's ceiling is 1 - depth * saturation: 1 for the highest band, of depth 0, and as far from 1 as the
-    saturation is for the lowest, of depth 1. A band at its ceiling goes on at one turn of saturation / (1 - saturation)
-    of them, so that it fades out and does not stop.
+    """Ceilings that fall as the saturation rises: 1 - depth * saturation, which is 1 for the highest band, of depth 0,
+    and 1 - saturation for the lowest, of depth 1. A band at its ceiling gets one turn in saturation / (1 - saturation),
+    so it slows down but does not stop. Each admitted request is a turn.
 
-    All bands have their turn at once: admission stops at the first blocked band, so with turns of its own a lower band
+    All bands have the same turns: admission stops at the first blocked band, so with turns of its own a lower band
     might never have one together with the higher bands.
     """
 

@@ -28,7 +28,7 @@ from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
 from proxy.flowcontrol import TICKET
 from proxy.flowcontrol.capacity import REQUESTS, TOKENS, Capacity, SharedCaps
-from proxy.flowcontrol.queue import Queue, Waiting, objective, tokens_of
+from proxy.flowcontrol.queue import Band, Queue, Waiting, objective, tokens_of
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad
 from proxy.latency.forecast import LATENCY, objectives
 from proxy.telemetry.metrics import Catalogue
@@ -38,6 +38,9 @@ LONGEST_RETRY_AFTER = 60.0
 
 EVICTION_PAUSE = 1.0
 """Seconds until pods report the effect of an eviction."""
+
+LONGEST_TURN = 1.0
+"""Seconds without an admitted request that count as a turn of reflective ceilings: other proxies may fill the pods."""
 
 DISPLACED = "A more urgent request, or one of a tenant with fewer queued requests, took its place."
 
@@ -66,6 +69,8 @@ class FlowControl(Admission):
         """Since when requests wait and none of them was admitted; 0 if none waits. See `_now`."""
         self._evicts_from = -math.inf
         """Time of the next eviction."""
+        self._turned_at = -math.inf
+        """Time of the last turn of reflective ceilings."""
         self._admits_soon = False
         self.siblings: SharedCaps | None = None
         """Set where there are several workers."""
@@ -155,7 +160,8 @@ class FlowControl(Admission):
         """Return whether a request waits for a cap of the whole pool, or for a share of this process."""
         full: set[str] = set()
         needs_pool = False
-        self.capacity.turn()
+        if self.queue.waiting and self._clock.now() - self._turned_at >= LONGEST_TURN:
+            self._turn()
         for band in self.queue.bands:
             while band.waiting and (waiting := band.due(full)) is not None:
                 if not self.capacity.in_all(waiting):
@@ -171,7 +177,6 @@ class FlowControl(Admission):
                     band.dequeue(waiting)
                     waiting.leave(None)
                     self._since = self._now()
-                    self.capacity.turn()
         return needs_pool
 
     async def enter(self, ticket: QueueTicket) -> None:
@@ -201,6 +206,7 @@ class FlowControl(Admission):
     def let_go_on(self, ticket: QueueTicket) -> None:
         self._inside[ticket] = None
         self._unsent[ticket] = ticket.waiting
+        self._turn()
 
     def leave(self, ticket: QueueTicket) -> None:
         """End an admitted or waiting request."""
@@ -234,18 +240,32 @@ class FlowControl(Admission):
 
     def _passes(self, waiting: Waiting) -> bool:
         """Return whether the request need not wait. A small prompt does not overtake large prompts that wait."""
-        model, alone = waiting.request.model, self._settings.max_tokens is not None
-        for band in self.queue.bands:
-            if band.priority < waiting.band.priority:
-                break
-            if band.waiting and (alone or model in band.models):
-                return False
+        model, least = waiting.request.model, waiting.band.priority
+        before = [band for band in self.queue.bands if band.waiting and band.priority >= least]
+        if any(model in band.models for band in before):
+            return False
+        if self._settings.max_tokens is not None and self._blocks_all_models(before):
+            return False
         if self.siblings is not None and (
             self.siblings.go_first(waiting.band.priority, self._now(), *self._parts()) or not self._in_part(waiting)
         ):
             return False
-        self.capacity.turn()
         return self.capacity.in_all(waiting) and self.capacity.on_a_pod(waiting)
+
+    def _blocks_all_models(self, bands: Sequence[Band]) -> bool:
+        """Return whether a request of these bands waits for capacity of all pods together, or may be admitted now."""
+        full: set[str] = set()
+        for band in bands:
+            while (waiting := band.due(full)) is not None:
+                if not self.capacity.in_all(waiting) or (self.capacity.on_a_pod(waiting) and self._in_part(waiting)):
+                    return True
+                full.add(waiting.request.model)
+        return False
+
+    def _turn(self) -> None:
+        """Count a turn of reflective ceilings."""
+        self._turned_at = self._clock.now()
+        self.capacity.turn()
 
     def _in_part(self, waiting: Waiting) -> bool:
         return self.siblings is None or self.capacity.in_part(waiting, self.siblings.part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -207,6 +208,52 @@ async def test_reflective_ceilings_reduce_lower_bands_as_pods_fill_up() -> None:
         assert it.names == "abcdefghlmnop", "what is full is full for the highest too"
 
 
+@asynccontextmanager
+async def nearly_full() -> AsyncIterator[World]:
+    """Two bands and a pod that reports a saturation of 0.9 until the end."""
+    pod = Endpoint("a", state=EndpointState.READY)
+    pod.publish(replace(pod.metrics, kv_usage=0.72, freshness=Freshness.FRESH), 0)
+    saturation = Saturation("utilization", queue_depth=1000)
+    async with world(
+        [pod], saturation=saturation, bands=(BandSettings(0), BandSettings(-1)), ceilings="reflective"
+    ) as it:
+        yield it
+        pod.publish(replace(pod.metrics, kv_usage=0.0), 0)
+
+
+async def test_a_band_at_its_reflective_ceiling_gets_one_request_in_nine_at_a_saturation_of_0_9() -> None:
+    async with nearly_full() as it:
+        await it.come(*(f"l{number}" for number in range(9)), priority=-1)
+        for number in range(36):
+            await it.come(f"h{number}")
+            it.control.admit_waiting()
+            await it.settle()
+        lows = [place for place, name in enumerate(it.order) if name[0] == "l"]
+        assert [later - earlier for earlier, later in itertools.pairwise(lows)] == [9] * (len(lows) - 1)
+        assert len(lows) == 5
+
+
+async def test_reports_of_pods_are_no_turns_of_reflective_ceilings() -> None:
+    async with nearly_full() as it:
+        await it.come("h")
+        await it.come("l", "m", priority=-1)
+        for _ in range(100):
+            it.control.admit_waiting()
+        await it.settle()
+        assert it.names == "h"
+
+
+async def test_a_band_at_its_reflective_ceiling_gets_turns_while_no_other_request_proceeds() -> None:
+    async with nearly_full() as it:
+        await it.come("h")
+        await it.come("l", "m", priority=-1)
+        for _ in range(10):
+            it.clock.advance(1.0)
+            it.control.admit_waiting()
+        await it.settle()
+        assert it.names == "hl", "a second is a turn"
+
+
 async def test_a_single_band_has_all_capacity_under_reflective_ceilings() -> None:
     async with world(saturation=Saturation("concurrency", requests=2), ceilings="reflective") as it:
         await it.come(*"abcde")
@@ -320,6 +367,17 @@ async def test_a_model_without_capacity_does_not_block_others() -> None:
         assert it.names == "ac"
         await it.leave("c")
         assert it.names == "acd"
+
+
+@pytest.mark.parametrize("queued", [1, 5])
+async def test_a_model_without_capacity_does_not_block_others_under_a_cap_of_tokens(queued: int) -> None:
+    pods = [Endpoint("a", state=EndpointState.READY, models=frozenset("m"))]
+    pods.append(Endpoint("b", state=EndpointState.READY, models=frozenset("n")))
+    async with world(pods, max_tokens=1_000_000, max_concurrent_per_pod=1, max_queued=queued) as it:
+        await it.come("a", "b", model="m")
+        await it.come("c", model="n")
+        assert it.names == "ac"
+        assert it.refused == {}
 
 
 async def test_requests_for_a_model_without_pods_are_not_queued() -> None:
