@@ -237,7 +237,7 @@ class App:
     async def _works(self, endpoint: Endpoint) -> bool | None:
         """Return whether the engine generates a token; None if the check cannot run."""
         try:
-            return await generates(endpoint, self._prober, TOKEN_TIMEOUT)
+            return await generates(endpoint, self._prober, TOKEN_TIMEOUT, endpoint.rank)
         except OutOfFiles:
             return None
 

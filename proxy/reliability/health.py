@@ -157,16 +157,16 @@ class HealthChecks:
 PATH = "/v1/completions"
 
 
-async def generates(endpoint: Endpoint, poster: Poster, timeout: float) -> bool | None:
-    """Return whether the engine generates a token within `timeout` seconds; None if it does not serve completions or
-    lists no model. Raise OutOfFiles, which is no failure of the engine."""
+async def generates(endpoint: Endpoint, poster: Poster, timeout: float, rank: int | None = None) -> bool | None:
+    """Return whether the engine, on the given data-parallel rank or on any, generates a token within `timeout` seconds;
+    None if it does not serve completions or lists no model. Raise OutOfFiles, which is no failure of the engine."""
     models = (endpoint.models or frozenset()) - endpoint.adapters
     if not models:
         return None
     body = orjson.dumps({"model": min(models), "prompt": "1", "max_tokens": 1, "temperature": 0})
     try:
         async with asyncio.timeout(timeout):
-            status, _ = await poster.post(endpoint.url + PATH, body, endpoint.api_key)
+            status, _ = await poster.post(endpoint.url + PATH, body, endpoint.api_key, rank)
     except OutOfFiles:
         raise
     except (UpstreamFailed, TimeoutError):
@@ -244,10 +244,9 @@ class Liveness:
     def forget(self, endpoint: Endpoint) -> None:
         """Drop the state of a pod that was removed or whose process was replaced."""
         self._progress.pop(endpoint, None)
-        task = self._stalled.pop(endpoint, None)
-        if task is not None:
-            task.cancel()
-            self.pods.uneject(endpoint, STALLED)
+        if endpoint in self._stalled:
+            self._stalled[endpoint].cancel()
+            self._moved(endpoint)
 
     def _check(self, endpoint: Endpoint, now: float) -> None:
         metrics = endpoint.metrics
@@ -273,8 +272,13 @@ class Liveness:
             checks += 1
             if checks % CHECKS_PER_PROBE == 0 and await self.works(endpoint):
                 break
+        self._moved(endpoint)
+
+    def _moved(self, endpoint: Endpoint) -> None:
+        """Return the pod to service, unless another of its ranks hangs."""
         self._stalled.pop(endpoint, None)
-        self.pods.uneject(endpoint, STALLED)
+        if not any(rank in self._stalled for rank in endpoint.ranks):
+            self.pods.uneject(endpoint, STALLED)
 
 
 def _counters(metrics: Metrics) -> Counters:

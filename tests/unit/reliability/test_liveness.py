@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, join_ranks, update
 from proxy.core.params import Duration
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
@@ -24,9 +24,9 @@ STALL = 30.0
 class World:
     """A pod that is scraped every second, and a response of it that the sweep checks as often."""
 
-    def __init__(self) -> None:
+    def __init__(self, pod: Endpoint | None = None) -> None:
         self.clock = ManualClock(now=1000.0)
-        self.pod = Endpoint("a")
+        self.pod = pod or Endpoint("a")
         self.reasons: set[str] = set()
         self.lost: float | None = None
         self.works: bool | None = False
@@ -179,6 +179,24 @@ async def test_a_restart_ends_the_ejection(world: World) -> None:
     world.liveness.forget(world.pod)
     assert world.reasons == set()
     assert world.check() == ""
+
+
+async def test_a_pod_with_two_hung_ranks_is_restored_when_both_move() -> None:
+    ranks = [Endpoint(f"a/{number}", rank=number) for number in range(3)]
+    join_ranks(ranks)
+    world = World(ranks[0])
+    async with world.liveness:
+        world.stand_still(31)
+        world.pod = ranks[1]
+        world.attempt = Attempt(world.attempt.request, Decision(world.pod), world.pod, 0, world.clock.now())
+        world.stand_still(32)
+        world.scrape(8.0)
+        await world.pass_checks(1)
+        assert world.reasons == {STALLED}, "the first rank hangs"
+        world.pod = ranks[0]
+        world.scrape(8.0)
+        await world.pass_checks(1)
+        assert world.reasons == set()
 
 
 async def test_nothing_is_kept_of_a_removed_pod_whose_response_is_silent(world: World) -> None:

@@ -99,6 +99,13 @@ async def test_a_pod_without_ranks_gets_no_rank_even_from_a_client() -> None:
         assert not any(name.lower() == "x-data-parallel-rank" for name in pod.requests[-1][1])
 
 
+async def test_a_hung_rank_is_tried_on_that_rank() -> None:
+    async with RankedPod(2) as pod, ranks(pod) as r:
+        for rank in r.app.fleet.endpoints:
+            assert [await r.app._works(rank) for _ in range(2)] == [True, True]
+        assert pod.requested_ranks == [0, 0, 1, 1]
+
+
 async def test_one_scrape_serves_all_ranks() -> None:
     async with RankedPod(4) as pod, ranks(pod) as r:
         pod.running = [1, 2, 3, 4]
