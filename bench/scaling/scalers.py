@@ -82,7 +82,6 @@ class Independent(Scaler):
             self._begun.add(role)
             damping.start(now, seen.current)
         found, _ = damping.correct(self._behavior, now, seen.current, wanted)
-        damping.applied(now, found)
         return found
 
 

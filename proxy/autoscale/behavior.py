@@ -71,13 +71,13 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True)
 class WindowExtremes:
-    """Extremes over the windows of a behavior. The extremes of applied totals include the current one; the extremes of
-    recommendations are None if the window is disabled or empty."""
+    """Extremes over the windows of a behavior. The extremes of totals in effect include the current one; the extremes
+    of recommendations are None if the window is disabled or empty."""
 
     highest_recommended: int | None
     lowest_recommended: int | None
-    highest_applied: int
-    lowest_applied: int
+    highest_in_effect: int
+    lowest_in_effect: int
     lowest_in_panic: int
 
 
@@ -101,7 +101,7 @@ def _grown_in_panic(panic: Panic, past: WindowExtremes, current: int, recommende
 
 
 def _shrunk(down: ScaleDown, past: WindowExtremes, current: int, recommended: int) -> int:
-    least, start = recommended, past.highest_applied
+    least, start = recommended, past.highest_in_effect
     if past.highest_recommended is not None:
         least = max(least, past.highest_recommended)
     by_count, by_part = start - down.instances, start - start * down.percent // 100
@@ -111,7 +111,7 @@ def _shrunk(down: ScaleDown, past: WindowExtremes, current: int, recommended: in
 
 
 def _grown(up: ScaleUp, past: WindowExtremes, current: int, recommended: int) -> int:
-    most, start = recommended, past.lowest_applied
+    most, start = recommended, past.lowest_in_effect
     if past.lowest_recommended is not None:
         most = min(most, past.lowest_recommended)
     by_count, by_part = start + up.instances, start + start * up.percent // 100
@@ -125,39 +125,42 @@ Moments = list[tuple[float, int]]
 
 
 class Damping:
-    """The past of a total: recommendations before damping and totals after it. A window of damped recommendations would
-    hold a damped value forever. When the behavior changes, the past counts within the new windows."""
+    """The past of a total: recommendations before damping, and totals in effect. A window of damped recommendations
+    would hold a damped value forever, and a damped recommendation may never take effect. When the behavior changes, the
+    past counts within the new windows."""
 
     def __init__(self) -> None:
         self._recommended: Moments = []
-        self._applied: Moments = []
+        self._in_effect: Moments = []
+        self._seen = 0.0
+        """Time of the latest observation."""
         self._panic_ends = -inf
 
     def start(self, now: float, current: int) -> None:
         """Fill the windows as if the current total had been recommended until now, so that the windows apply from the
         start. Called at the start, and after a gap that is longer than the windows."""
         _append(self._recommended, now, current)
-        self.applied(now, current)
+        _append(self._in_effect, now, current)
+        self._seen = now
 
     def correct(self, behavior: Behavior, now: float, current: int, recommended: int) -> tuple[int, bool]:
-        """Return the damped total, and whether panic mode is on."""
+        """Return the damped total, and whether panic mode is on. The current total counts as in effect since the
+        previous call."""
         up, down, panic = behavior.scale_up, behavior.scale_down, behavior.panic
         if recommended > current and recommended * 100 >= current * panic.threshold_percent:
             self._panic_ends = now + panic.hold
         is_panic = panic.hold > 0 and now <= self._panic_ends
         _append(self._recommended, now, recommended)
+        _append(self._in_effect, self._seen, current)
+        self._seen = now
         past = WindowExtremes(
             max(recent(self._recommended, now, down.stabilization), default=None),
             min(recent(self._recommended, now, up.stabilization), default=None),
-            max([current, *held(self._applied, now, down.period)]),
-            min([current, *held(self._applied, now, up.period)]),
-            min([current, *held(self._applied, now, panic.period)]),
+            max([current, *held(self._in_effect, now, down.period)]),
+            min([current, *held(self._in_effect, now, up.period)]),
+            min([current, *held(self._in_effect, now, panic.period)]),
         )
         return corrected(behavior, past, current, recommended, panic=is_panic), is_panic
-
-    def applied(self, now: float, total: int) -> None:
-        """Record the total that was applied, after bounds, budgets and operators."""
-        _append(self._applied, now, total)
 
 
 def _append(past: Moments, now: float, total: int) -> None:

@@ -73,9 +73,7 @@ class Recommender:
             sum(role.min for role in roles),
             lambda total: _divided(pool, roles, total, signals, panic, gated),
         )
-        recommendation = Recommendation(current, raw, corrected, replicas, result, panic, gated, total < corrected)
-        self._damping.applied(now, recommendation.total)
-        return recommendation
+        return Recommendation(current, raw, corrected, replicas, result, panic, gated, total < corrected)
 
     def _demand(self, fleet: Sequence[SizedRole]) -> tuple[int, list[Role]] | None:
         """Return the total that metrics and preferred ratios require, and the roles with their parts; where parts are

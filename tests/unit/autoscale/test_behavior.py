@@ -24,7 +24,6 @@ def totals_of(behavior: Behavior, initial: int, recommended: Iterable[int]) -> l
     damping.start(0.0, initial)
     for tick, wanted in enumerate(recommended):
         current, _ = damping.correct(behavior, tick * TICK, current, wanted)
-        damping.applied(tick * TICK, current)
         totals.append(current)
     return totals
 

@@ -45,6 +45,20 @@ def test_every_role_gets_what_it_asks_for_by_default() -> None:
     assert anchored.replicas["prefill"] < 6
 
 
+def test_replicas_that_were_not_removed_count_as_the_start_of_the_period() -> None:
+    received = Recommender(pool(behavior={}, lookAhead="0s"))
+    for tick in range(30):
+        found = first(received, seen(3, 7, backlog=1.5, kv=3.2), 15.0 * tick)
+    assert found.total == 5, "the removal is recommended, but all pods still drain"
+    assert first(received, seen(3, 7, kv=7.2), 450.0).total == 12
+
+
+def test_replicas_that_were_not_added_do_not_count_as_the_start_of_the_period() -> None:
+    received = Recommender(pool(behavior={"scaleDown": {"stabilization": "0s"}, "panic": {"hold": "0s"}}))
+    assert first(received, seen(3, 7, kv=24.0)).total == 20
+    assert first(received, seen(3, 7, backlog=1.5, kv=0.8), 15.0).total == 5
+
+
 class TestTheGate:
     def test_while_a_replica_starts_no_replica_moves(self) -> None:
         open_pool, gated = Recommender(pool(gate=False)), Recommender(pool())

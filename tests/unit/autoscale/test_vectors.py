@@ -134,8 +134,8 @@ def corrected_instances(given: dict[str, Any]) -> Any:
     past = WindowExtremes(
         highest_recommended=max(seen("max_rec"), default=None),
         lowest_recommended=min(seen("min_rec"), default=None),
-        highest_applied=max([current, *seen("max_corr")]),
-        lowest_applied=min([current, *seen("min_corr_stable")]),
+        highest_in_effect=max([current, *seen("max_corr")]),
+        lowest_in_effect=min([current, *seen("min_corr_stable")]),
         lowest_in_panic=min([current, *seen("min_corr_panic")]),
     )
     behavior = Behavior(ScaleUp(**limits("up")), ScaleDown(**limits("down")), Panic(percent=given["panic_percent"]))
