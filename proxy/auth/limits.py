@@ -341,9 +341,10 @@ class RoundShares:
 @final
 class HostShares:
     """Shares of a limit between the processes of several hosts, which have no common clock. Each admits its share of
-    what it knows to be left, at least one request, and reads again when reports of the others must have arrived. So of
-    a burst all processes together admit the limit, or one request each where the limit is smaller. Capacity that a
-    request returns in the meantime may be used again.
+    what it knows to be left, at least one request, and reads again two delays of reports after it last admitted one:
+    after the first delay the others count that request, and after the second one this process knows what they admitted
+    before that. So of a burst all processes together admit the limit, and at most one request each beyond it. Capacity
+    that a request returns in the meantime may be used again.
     """
 
     patience = LONGEST
@@ -361,9 +362,11 @@ class HostShares:
         until, floor = self._parts.get(limit, (now, 0))
         if now >= until:
             self._forget_old(now)
-            until, floor = now + self._news, left - max(1, left // self.processes)
-            self._parts[limit] = until, floor
-        return 0.0 if left > floor else until - now
+            floor = left - max(1, left // self.processes)
+        elif left <= floor:
+            return until - now
+        self._parts[limit] = now + 2 * self._news, floor
+        return 0.0
 
     def _forget_old(self, now: float) -> None:
         if len(self._parts) >= MANY:

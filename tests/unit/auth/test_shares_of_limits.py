@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.auth.limits import LONGEST, MANY, NEWS, HostShares, RoundShares
 from proxy.core.errors import RateLimited
@@ -104,12 +106,50 @@ def test_hosts_without_a_common_clock_grant_what_is_left_or_one_each(processes: 
     assert left <= let_in < left + processes
 
 
+@pytest.mark.parametrize(
+    "bursts",
+    [
+        [(0.0, 0, 1), (0.0995, 0, 60), (0.0995, 1, 60), (0.1, 0, 60)],
+        [(0.0, 0, 1), (0.05, 0, 60), (0.05, 1, 60), (0.1, 0, 60)],
+        [(0.0, 0, 1), (0.09, 0, 60), (0.0995, 1, 60), (0.19, 0, 60)],
+    ],
+)
+def test_a_share_does_not_end_before_the_grants_of_others_are_known(bursts: list[tuple[float, int, int]]) -> None:
+    """Each burst is a time, a process and a number of requests."""
+    assert granted(2, 60, bursts) <= 60
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(1, 60),
+    st.lists(st.tuples(st.integers(0, 160), st.integers(0, 3), st.integers(1, 60)), max_size=30),
+)
+def test_hosts_exceed_a_limit_by_less_than_one_request_each(
+    processes: int, left: int, bursts: list[tuple[int, int, int]]
+) -> None:
+    steps = [(0.05 * NEWS_OF_HOSTS * step, seat % processes, size) for step, seat, size in sorted(bursts)]
+    assert granted(processes, left, steps) < left + processes
+
+
+def granted(processes: int, left: int, bursts: list[tuple[float, int, int]]) -> int:
+    """Return how many requests the processes grant together. Each knows of the others after 0.99 NEWS_OF_HOSTS."""
+    seats, grants = [HostShares(processes, NEWS_OF_HOSTS) for _ in range(processes)], list[tuple[float, int]]()
+    for now, seat, size in bursts:
+        known = left - sum(by == seat or at + 0.99 * NEWS_OF_HOSTS <= now for at, by in grants)
+        for _ in range(size):
+            if known < 1 or seats[seat].pause(LIMIT, known, now, LONG_AGO) > 0.0:
+                break
+            known -= 1
+            grants.append((now, seat))
+    return len(grants)
+
+
 def test_a_part_is_one_until_the_others_must_have_received_the_update() -> None:
     parts = HostShares(2, NEWS_OF_HOSTS)
     assert let_in_by(parts, 4, 0.0) == 2
-    assert parts.pause(LIMIT, 2, 0.25 * NEWS_OF_HOSTS, 0.0) == pytest.approx(0.75 * NEWS_OF_HOSTS)
+    assert parts.pause(LIMIT, 2, 0.25 * NEWS_OF_HOSTS, 0.0) == pytest.approx(1.75 * NEWS_OF_HOSTS)
     assert parts.pause(("key", "b", "requests"), 2, 0.25 * NEWS_OF_HOSTS, 0.0) == 0.0
-    assert parts.pause(LIMIT, 2, NEWS_OF_HOSTS, 0.0) == 0.0
+    assert parts.pause(LIMIT, 2, 2 * NEWS_OF_HOSTS, 0.0) == 0.0
 
 
 def test_limits_without_recent_requests_use_no_memory() -> None:
