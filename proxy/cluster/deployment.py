@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import count, groupby
+from itertools import groupby
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, Protocol
@@ -130,9 +130,8 @@ class Deployment:
         first, or without a connection."""
         self._everybody = f"{settings.prefix}:all"
         self._absent = peer_id(replica.host, ABSENT)
-        numbers = count(1)
         self._assumed = AssumedSpending(
-            lambda batch: self._received_by(packet(PacketKind.NEWS, self._absent, next(numbers), batch))
+            lambda batch: self._received_by(packet(PacketKind.LOCAL, self._absent, 0, batch))
         )
         self.shares = Shares(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
@@ -189,7 +188,7 @@ class Deployment:
         own = self._config()
         return {
             "store": "up" if self.is_connected else "away",
-            **({} if self.is_connected else {"why": self._why, "limits": self._settings.limits}),
+            **({} if self.is_connected else {"why": self._why, "limits": self.shares.policy}),
             "staleness": round(self._staleness(), 4),
             "others": [
                 {"name": name, "sameConfig": config == own if config else None}
@@ -259,8 +258,7 @@ class Deployment:
         if self.is_connected:
             self.series.losses.add()
             self.shares.lost()
-            if self._settings.limits == "localShare":
-                self._assumed.start(len(self._replica.peers.hosts))
+            self._assumed.start(self.shares.place[0] - 1)
         if self.is_connected or self._why != str(error):
             log.warning("lost connection to the replica store; continuing with local state: %s", error)
         self._publishes = self.is_connected = False

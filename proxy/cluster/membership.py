@@ -162,7 +162,8 @@ class Shares:
     the division, or whether the store can be reached, changes.
 
     Without the store the division does not change; with the policy `open` each host has all. When the store returns,
-    the hosts of the previous division count for one more lease, because they return one after the other.
+    the hosts of the previous division count for one more lease, because they return one after the other. `policy` is
+    `open` until the store was reached once, because the number of hosts is unknown until then.
     """
 
     def __init__(
@@ -174,7 +175,9 @@ class Shares:
         changed: Callable[[int, int, bool], None],
     ) -> None:
         self._own = own
-        self._policy = policy
+        self.policy: Literal["localShare", "open"] = "open"
+        """The policy that applies while the store is lost."""
+        self._wanted = policy
         self._lease = lease
         self._clock = clock
         self._changed = changed
@@ -188,12 +191,13 @@ class Shares:
     def found(self) -> None:
         """Handle the return of the store."""
         self._is_up = True
+        self.policy = self._wanted
         self._until = self._clock.now() + self._lease
         self._update()
 
     def lost(self) -> None:
         self._before, self._is_up = self._hosts, False
-        if self._policy == "open":
+        if self.policy == "open":
             self._hosts = frozenset((self._own,))
         self._update()
 

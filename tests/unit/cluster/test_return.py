@@ -7,12 +7,15 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.cluster.deployment import Deployment
+from proxy.cluster.messages import FrameKind, Packet, records
 from proxy.cluster.redis_transport import OPEN_TIMEOUT, StoreLost
 from proxy.cluster.replica import BEATS
 from proxy.cluster.settings import ReplicaSettings
+from proxy.cluster.shared import read_spent
 from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.virtual import VirtualLoop
 from tests.wire.cluster.test_bus import Member
@@ -87,6 +90,94 @@ class Host(Member):
             wanted, loop, rng, Catalogue("test"), self.replica, lambda: "a", connect=store.line
         )
         self.replica.join(self.deployment)
+
+    def spend(self) -> list[float]:
+        """Charge a request to a key. Return the requests that are then assumed for the other hosts."""
+        assumed = list[float]()
+        receive = self.deployment._received_by
+
+        def received(packet: Packet) -> None:
+            assumed.extend(amounts[0] for _, body in records(packet.body) for _, _, amounts in read_spent(body))
+            receive(packet)
+
+        self.deployment._received_by = received
+        self.replica.publish(FrameKind.SPENT, orjson.dumps([(("key", "chat", "standard"), 1, [1.0] * 5)]))
+        self.replica.flush()
+        self.deployment._received_by = receive
+        return assumed
+
+
+def run_with_hosts(scenario: Callable[[MemoryStore, Sequence[Host]], Awaitable[None]], is_gone: bool = False) -> None:
+    """Run a scenario with a store and three hosts, which know each other if the store is not gone."""
+    loop = VirtualLoop()
+
+    async def run() -> None:
+        store = MemoryStore()
+        store.gone = is_gone
+        hosts = [Host(number, store, loop, lease=5.0) for number in range(3)]
+        for host in hosts:
+            await host.deployment.__aenter__()
+        await asyncio.sleep(MOMENT)
+        assert all(len(host.replica.peers.hosts) == (0 if is_gone else 2) for host in hosts)
+        await scenario(store, hosts)
+        for host in hosts:
+            await host.deployment.__aexit__(None, None, None)
+            await host.replica.close()
+
+    try:
+        loop.run_until_complete(run())
+    finally:
+        loop.close()
+
+
+def test_the_assumed_spending_of_repeated_outages_counts_no_missed_packets() -> None:
+    async def scenario(store: MemoryStore, hosts: Sequence[Host]) -> None:
+        one = hosts[0]
+        for _ in range(3):
+            store.die()
+            await asyncio.sleep(1.0)
+            missed = one.deployment.series.missed.value
+            for _ in range(10):
+                assert one.spend() == [2.0]
+                await asyncio.sleep(1.0)
+            assert one.deployment.series.missed.value == missed
+            store.gone = False
+            await asyncio.sleep(5.0)
+            assert all(host.deployment.is_connected for host in hosts)
+
+    run_with_hosts(scenario)
+
+
+def test_the_hosts_before_an_outage_count_in_the_next_one_if_none_was_heard_in_between() -> None:
+    async def scenario(store: MemoryStore, hosts: Sequence[Host]) -> None:
+        store.die()
+        await asyncio.sleep(20.0)
+        store.gone = False
+        while not (connected := [host for host in hosts if host.deployment.is_connected]):
+            await asyncio.sleep(TRIP / 2)
+        store.die()
+        await asyncio.sleep(TRIP / 2)
+        first = connected[0]
+        assert not first.deployment.is_connected
+        assert not first.replica.peers.hosts
+        assert first.spend() == [2.0]
+
+    run_with_hosts(scenario)
+
+
+def test_without_a_store_at_the_start_limits_are_open_until_it_was_reached_once() -> None:
+    async def scenario(store: MemoryStore, hosts: Sequence[Host]) -> None:
+        one = hosts[0]
+        assert one.spend() == []
+        assert one.deployment.status()["limits"] == "open"
+        store.gone = False
+        await asyncio.sleep(5.0)
+        store.die()
+        await asyncio.sleep(MOMENT)
+        assert one.spend() == [2.0]
+        assert one.deployment.status()["limits"] == "localShare"
+
+    run_with_hosts(scenario, is_gone=True)
 
 
 def seconds_until_right(seed: int, lease: float, upset: Callable[[MemoryStore, float], Awaitable[Any]]) -> float:
