@@ -206,6 +206,7 @@ class Host:
             receive=lambda peer, kind, body: None,
             dropped=Counter(),
             garbled=Counter(),
+            garbled_of_hosts=Counter(),
             lease=10.0,
         )
         self.index = SharedIndex(loop, INDEX_BYTES, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get)

@@ -121,12 +121,14 @@ class Replica:
         receive: Callable[[int, FrameKind, bytes], None],
         dropped: Counter,
         garbled: Counter,
+        garbled_of_hosts: Counter,
         lost: Callable[[], None] = lambda: None,
         snapshot: Callable[[], Records] = tuple,
         lease: float = LEASE,
         beat_every: float = inf,
     ) -> None:
-        """`apply` is called for the load of peers on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
+        """`garbled` counts the unreadable packets of this host, `garbled_of_hosts` those of other hosts.
+        `apply` is called for the load of peers on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
         records that are not shared values; `lost()` when the supervisor is gone. `snapshot` returns what a process of
         this host needs in addition to the shared values."""
         self.id, self.host = id, id[:HOST_BYTES]
@@ -136,6 +138,7 @@ class Replica:
         self._snapshot = snapshot
         self._dropped = dropped
         self._garbled = garbled
+        self._garbled_of_hosts = garbled_of_hosts
         self._lease = lease
         self._beat_every = min(beat_every, lease / BEATS)
         self._number = 0
@@ -263,10 +266,15 @@ class Replica:
             if peer is not None:
                 self._apply(peer, packet)
         except UNREADABLE as error:
-            self._garbled.add()
+            is_local = packet.sender.startswith(self.host)
+            (self._garbled if is_local else self._garbled_of_hosts).add()
             if self._logs.allows(type(error)):
-                sender = packet.sender.hex()
-                log.error("dropped a message of process %s (logged once a minute): %s", sender, summary(error))
+                log.error(
+                    "dropped a message of process %s of %s host (logged once a minute): %s",
+                    packet.sender.hex(),
+                    "this" if is_local else "another",
+                    summary(error),
+                )
 
     def _apply(self, peer: Peer, packet: Packet) -> None:
         if self.peers.should_ask(peer):

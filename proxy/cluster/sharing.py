@@ -66,6 +66,7 @@ class SharingApp(App):
             receive=self._receive,
             dropped=self._catalogue.bus_dropped.cell(),
             garbled=self._catalogue.bus_garbled.cell(),
+            garbled_of_hosts=self._catalogue.replicas_garbled.cell(),
             lost=self._lost,
             lease=self._settings.replicas.lease,
             beat_every=self._beat_every,

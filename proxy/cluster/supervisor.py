@@ -258,6 +258,7 @@ class Supervisor:
             receive=self._receive,
             dropped=self._catalogue.bus_dropped.cell(),
             garbled=self._catalogue.bus_garbled.cell(),
+            garbled_of_hosts=self._catalogue.replicas_garbled.cell(),
             snapshot=self._snapshot,
             lease=self._settings.replicas.lease,
         )

@@ -539,7 +539,7 @@ class Catalogue:
         self.workers = gauge("workers", "Serving worker processes.")
         self.worker_restarts = counter("worker_restarts", "Worker processes that crashed and were replaced.")
         self.bus_dropped = counter("bus_dropped_frames", "Frames between workers dropped because the reader was slow.")
-        self.bus_garbled = counter("bus_garbled_frames", "Unreadable frames between workers.")
+        self.bus_garbled = counter("bus_garbled_frames", "Unreadable packets between processes of this host.")
 
         # other proxies of the deployment, if replicas.store is set
         self.replicas_known = gauge("replicas_known", "Other hosts of the deployment that publish their state.")

@@ -349,7 +349,8 @@ async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(depl
         line.publish("kvlane:all", message(as_a_sibling.packed))
         line.publish("kvlane:all", message(b"\x01"))
         line.publish("kvlane:all", message(b"\xff" * 40))
-        await until(lambda: two.series.garbled.value == 2 and two.garbled.value == 4)
+        await until(lambda: two.series.garbled.value == 2 and two.garbled_of_hosts.value == 4)
+    assert not two.garbled.value
     assert not two.received
     assert two.replica.place[0] <= 3
     one.dispatch(1)
@@ -446,6 +447,7 @@ class HostOfMany:
             receive=lambda *_: None,
             dropped=Counter(),
             garbled=Counter(),
+            garbled_of_hosts=Counter(),
             lease=wanted.lease,
         )
         self.broker = Broker(self.replica, self.vanished.append, Counter())

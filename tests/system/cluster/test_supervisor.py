@@ -160,6 +160,7 @@ async def a_worker(clock: ManualClock) -> tuple[workers.Workers, Child]:
         receive=lambda *_: None,
         dropped=Counter(),
         garbled=Counter(),
+        garbled_of_hosts=Counter(),
     )
     broker = Broker(replica, lambda worker: None, Counter())
     them = workers.Workers(broker, clock, Catalogue("test"))

@@ -66,6 +66,7 @@ class Host(Transport, Fetcher):
             receive=lambda *_: None,
             dropped=metrics.Counter(),
             garbled=metrics.Counter(),
+            garbled_of_hosts=metrics.Counter(),
         )
         self.replica.use(self)
         self.replica.divide(2, 0, True)

@@ -41,7 +41,7 @@ class Member:
         self.breakers: list[tuple[str, bool]] = []
         self.tried: list[str] = []
         self.lost = asyncio.Event()
-        self.dropped, self.garbled = Counter(), Counter()
+        self.dropped, self.garbled, self.garbled_of_hosts = Counter(), Counter(), Counter()
         self.replica = Replica(
             id or new_id(),
             clock or SystemClock(),
@@ -50,6 +50,7 @@ class Member:
             receive=lambda peer, kind, body: self.received.append((kind, body)),
             dropped=self.dropped,
             garbled=self.garbled,
+            garbled_of_hosts=self.garbled_of_hosts,
             lost=self.lost.set,
             lease=lease,
         )
@@ -106,7 +107,7 @@ class Bus:
     def __init__(self) -> None:
         self.received: list[tuple[int, FrameKind, bytes]] = []
         self.vanished: list[int] = []
-        self.dropped, self.garbled = Counter(), Counter()
+        self.dropped, self.garbled, self.garbled_of_hosts = Counter(), Counter(), Counter()
         self.members: dict[int, Member] = {}
         self.replica = Replica(
             new_id(BROKER),
@@ -116,6 +117,7 @@ class Bus:
             receive=lambda worker, kind, body: self.received.append((worker, kind, body)),
             dropped=self.dropped,
             garbled=self.garbled,
+            garbled_of_hosts=self.garbled_of_hosts,
             snapshot=lambda: [(FrameKind.ROLL, ROLL)],
         )
         self.breakers = SharedBreakers(cast(Breakers, self), lambda name: None, self.replica.publish)
