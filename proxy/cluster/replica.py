@@ -127,7 +127,7 @@ class Replica:
         lease: float = LEASE,
         beat_every: float = inf,
     ) -> None:
-        """`garbled` counts the unreadable packets of this host, `garbled_of_hosts` those of other hosts.
+        """`garbled` counts the unreadable packets of this host, `garbled_of_hosts` the ones of other hosts.
         `apply` is called for the load of peers on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
         records that are not shared values; `lost()` when the supervisor is gone. `snapshot` returns what a process of
         this host needs in addition to the shared values."""

@@ -148,7 +148,7 @@ def test_the_assumed_spending_of_repeated_outages_counts_no_missed_packets() -> 
     run_with_hosts(scenario)
 
 
-def test_the_hosts_before_an_outage_count_in_the_next_one_if_none_was_heard_in_between() -> None:
+def test_the_hosts_before_an_outage_count_in_the_next_one_if_none_was_received_in_between() -> None:
     async def scenario(store: MemoryStore, hosts: Sequence[Host]) -> None:
         store.die()
         await asyncio.sleep(20.0)
