@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import socket
@@ -149,8 +148,7 @@ class App:
         if self._picker is not None:
             self._picker.renew()
         await self.state.finish_commit()
-        if before.telemetry.log_level is not settings.telemetry.log_level:
-            logging.getLogger().setLevel(settings.telemetry.log_level.name)
+        self._levels.reload(before.telemetry.log_level)
         return left
 
     def check(self, wanted: Settings) -> Sequence[str]:

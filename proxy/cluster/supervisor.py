@@ -180,6 +180,7 @@ class Supervisor:
         await self._change_workers(before, settings)
         draft.commit()
         await self._state.finish_commit()
+        self._levels.reload(before.telemetry.log_level)
         log.info("reloaded: %d workers serve with the new configuration", self.serving)
         return left
 

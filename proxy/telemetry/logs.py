@@ -107,6 +107,11 @@ class LogLevels:
         self._set({name: _level(name, level) for name, level in wanted.items()})
         self.publish(self.record)
 
+    def reload(self, before: LogLevel) -> None:
+        """Apply the configured level, unless the previous configuration had the same."""
+        if (level := self.configured()) is not before:
+            logging.getLogger().setLevel(level.name)
+
     def apply(self, record: bytes) -> None:
         """Apply a change that another process published."""
         given = {name: LogLevel(level) for name, level in orjson.loads(record).items()}

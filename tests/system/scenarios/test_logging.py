@@ -13,7 +13,7 @@ import pytest
 
 from proxy.cluster.supervisor import Supervisor
 from proxy.lab.sim import SimConfig, SimFleet
-from tests.helpers.cluster.host import configured
+from tests.helpers.cluster.host import configured, host
 from tests.helpers.scenarios.stack import stack
 from tests.helpers.waiting import PATIENCE, until
 
@@ -22,10 +22,10 @@ PACKAGE = "proxy.reliability.health"
 
 @pytest.fixture(autouse=True)
 def level() -> Iterator[None]:
-    logger = logging.getLogger(PACKAGE)
-    before = logger.level
+    before = {logger: logger.level for logger in (logging.getLogger(PACKAGE), logging.getLogger())}
     yield
-    logger.setLevel(before)
+    for logger, level in before.items():
+        logger.setLevel(level)
 
 
 async def test_a_log_level_is_changed_shown_and_reset() -> None:
@@ -56,6 +56,13 @@ async def test_later_workers_get_the_log_levels(capfd: pytest.CaptureFixture[str
         os.kill(first, signal.SIGKILL)
         await until(lambda: supervisor.pids not in ([], [first]))
         await until_logged(capfd, "log levels set to")
+
+
+async def test_a_reload_changes_the_log_level_of_the_supervisor_too() -> None:
+    async with host(1) as it:
+        telemetry = {"accessLog": False, "logLevel": "info"}
+        await it.admin("POST", "/admin/config", {**configured(it.sim).given, "telemetry": telemetry})
+        assert (await it.admin("GET", "/admin/logging"))["levels"]["root"] == "info"
 
 
 async def until_logged(capfd: pytest.CaptureFixture[str], text: str) -> str:
