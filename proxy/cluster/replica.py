@@ -168,7 +168,7 @@ class Replica:
         """The number of hosts, and the rank of this one."""
         self._are_hosts_reached = False
         self.roster = PodNumbers()
-        self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon)
+        self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon, self.roster.get)
         self._batch.urgent = self.own_loads.collect_changes
         self.peer_loads = PeerLoads(self.roster.get, apply, lambda: OwnLoads.all(endpoints()))
         self.state = SharedState()

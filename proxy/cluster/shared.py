@@ -31,7 +31,7 @@ from proxy.cluster.messages import (
     read_longs,
     read_words,
 )
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import GONE, Endpoint
 from proxy.core.ports import Clock
 from proxy.fleet.bindings import BindingTable
 from proxy.fleet.store import AUTOSCALER, OPERATOR
@@ -231,8 +231,11 @@ class OwnLoads:
         touch: Callable[[], None],
         touch_later: Callable[[], None] | None = None,
         touch_soon: Callable[[], None] | None = None,
+        find: Callable[[int], Endpoint | None] = lambda number: None,
     ) -> None:
+        """`find` returns the pod of a number."""
         self._touch = touch
+        self._find = find
         self._touch_soon = touch_soon or touch
         self._changed = _Changed(touch_later or touch)
         self._has_more = False
@@ -255,6 +258,9 @@ class OwnLoads:
         changed = self._changed
         if not changed:
             return b""
+        for endpoint in tuple(changed):
+            if endpoint.state is GONE and (successor := self._find(pod_number(endpoint.name))) is not None:
+                changed[successor] = changed.get(successor, 0) + changed.pop(endpoint)  # peers have one load for both
         found = _record(changed)
         changed.clear()
         self._has_more = False

@@ -480,6 +480,8 @@ class Fleet(NamedModels):
         self._list_endpoints()
         for endpoint in record.endpoints:
             self._part_with(endpoint)
+        if record.reasons_of(OWN):  # a peer may have applied them to the next pod of this name
+            self._call(self.on_ejection_change, record.endpoint)
 
     def _part_with(self, endpoint: Endpoint) -> None:
         if self.slow_start is not None:

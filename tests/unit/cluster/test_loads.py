@@ -6,7 +6,7 @@ import pytest
 
 from proxy.cluster.messages import MOST, FrameKind, InvalidMessage, records
 from proxy.cluster.shared import LONG_PROMPT, OwnLoads, PeerLoads, PodNumbers
-from proxy.core.endpoint import Endpoint, Freshness, Metrics
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
 from proxy.core.ports import ManualClock
 from proxy.fleet.ledger import Ledger
 
@@ -19,7 +19,7 @@ class Process:
         self.roster = PodNumbers()
         self.ledger = Ledger(ManualClock())
         self.touched = 0
-        self.own = OwnLoads(self.touch)
+        self.own = OwnLoads(self.touch, find=self.roster.get)
         self.peers = PeerLoads(self.roster.get, self.ledger.elsewhere)
         for name in names:
             self.add(name)
@@ -108,6 +108,33 @@ def test_a_removed_peer_takes_its_load_with_it() -> None:
     assert load(here, "a") == (3, 100)
     assert load(here, "b") == (0, 0)
     here.peers.vanished(1)
+    assert load(here, "a") == (0, 0)
+
+
+def test_the_last_requests_of_a_replaced_pod_do_not_hide_the_load_of_its_successor() -> None:
+    here, there = Process("a"), Process("a")
+    there.work("a", 3, 100)
+    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    old = there.pods["a"]
+    there.roster.removed(old)
+    update(old, state=EndpointState.GONE)
+    there.add("a")
+    there.work("a", 2, 50)
+    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    old.charge(-3, -100)
+    there.own.eased(old)
+    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    assert load(here, "a") == (2, 50)
+
+
+def test_the_last_requests_of_a_removed_pod_end_its_load() -> None:
+    here, there = Process("a"), Process("a")
+    there.work("a", 3, 100)
+    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    there.roster.removed(there.pods["a"])
+    update(there.pods["a"], state=EndpointState.GONE)
+    there.work("a", -3, -100)
+    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
     assert load(here, "a") == (0, 0)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from proxy.core.endpoint import EndpointState
 from proxy.core.ports import ManualClock
+from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from tests.unit.fleet.test_store import Calls, pod, state
 
@@ -62,6 +65,20 @@ def test_the_panic_threshold_makes_no_unready_pod_ready() -> None:
     calls.fleet.drain("b")
     calls.fleet.eject(b, "ill")
     assert state(b) is EndpointState.DRAINING
+
+
+def test_a_reason_against_a_replaced_pod_does_not_stay_with_its_successor_at_peers() -> None:
+    calls, peer = Calls(), Calls()
+    published: list[Mapping[str, Sequence[str]]] = []
+    calls.fleet.on_ejection_change = lambda endpoint: published.append(calls.fleet.own_ejections())
+    for it in (calls, peer):
+        it.fleet.add(PodSettings(url="http://a", name="a", uid="1"))
+    calls.fleet.eject(calls.fleet.endpoints[0], "ill")
+    for it in (peer, calls):  # the peer replaces the pod before the reason arrives
+        it.fleet.add(PodSettings(url="http://a", name="a", uid="2"))
+    for reasons in published:
+        peer.fleet.peer_ejected(1, reasons)
+    assert peer.fleet.ejection_reasons(peer.fleet.endpoints[0]) == []
 
 
 def test_ejection_reasons_of_a_removed_pod_are_dropped() -> None:
