@@ -25,6 +25,8 @@ _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
 OLDER = "if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it"
 
+WRAPPED = f"it holds an {KIND}, which `kvlane import endpoint-picker` takes out of a manifest or of a chart's values"
+
 BODY = Path("request body")
 
 UNEXPANDED = "contains ${…}, which is expanded only if the admin port requires a key: set admin.apiKey"
@@ -60,6 +62,8 @@ def from_text(
     except ConfigError as error:
         if is_document:
             raise ConfigError([*error.problems, Problem(str(path), OLDER)]) from None
+        if f"kind: {KIND}" in text and "scheduling" not in data and "pools" not in data:
+            raise ConfigError([*error.problems, Problem(str(path), WRAPPED)]) from None
         raise
 
 

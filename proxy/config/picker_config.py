@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.core.errors import Problem
-from proxy.fleet.dialects import DIALECTS, ENGINE_LABELS, Dialect, Dialects, Specs, specs
+from proxy.fleet.dialects import DEFAULT_ENGINE, DIALECTS, ENGINE_LABELS, Dialect, Dialects, Specs, specs
 from proxy.scheduling.document import NOT_YET
 from proxy.scheduling.sections import CoreMetrics, DataLayer, EngineConfig
 
@@ -58,12 +58,13 @@ def dialects(core: CoreMetrics | None, faults: Faults) -> Dialects:
             by_engine[engine.name] = _dialect(engine)
         except ValueError as error:
             faults.append(Problem(path, str(error)))
-    if core.default_engine not in by_engine:
+    default = core.default_engine or DEFAULT_ENGINE
+    if default not in by_engine:
         path = "scheduling.plugins.core-metrics-extractor.defaultEngine"
-        faults.append(Problem(path, f"'{core.default_engine}' is not one of {', '.join(by_engine)}"))
+        faults.append(Problem(path, f"'{default}' is not one of {', '.join(by_engine)}"))
         return Dialects()
-    labels = dict.fromkeys((core.engine_label_key, *ENGINE_LABELS))
-    return Dialects(by_engine, tuple(labels), core.default_engine)
+    labels = dict.fromkeys(label for label in (core.engine_label_key, *ENGINE_LABELS) if label)
+    return Dialects(by_engine, tuple(labels), default)
 
 
 def _dialect(engine: EngineConfig) -> Dialect:

@@ -31,10 +31,10 @@ _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
 _SIZE_UNITS = {
     "": 1,
-    **{unit: 1000**power for power, unit in enumerate("kMGTP", 1)},
-    **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
+    **{unit: 1000**power for power, unit in enumerate("kMGTPE", 1)},
+    **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kKMGTP]|[KMGTP]i)B?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(|[kKMGTPE]|[KMGTPE]i)B?")
 
 
 def check_path(path: str) -> None:
@@ -45,6 +45,8 @@ def check_path(path: str) -> None:
 
 def parse_duration(text: str) -> Duration:
     """Return seconds. Raise ValueError with an example."""
+    if text == "0":  # the only number without a unit in Go's notation
+        return Duration(0.0)
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration; write 250ms, 15s, 5m or 1h30m")
@@ -257,6 +259,22 @@ def read(
         except Invalid as invalid:
             problems += [Problem(here, message) if message and one.path == here else one for one in invalid.problems]
     return values, problems
+
+
+def without_nulls(kind: Any, value: Any) -> Any:
+    """Return the value without keys that are null although their type has no null, as Kubernetes reads objects."""
+    kinds = get_args(kind) or (kind,)
+    if isinstance(value, list):
+        return [without_nulls(kinds[0], item) for item in value]
+    cls = next((one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+    if cls is None or not isinstance(value, Mapping):
+        return value
+    by_key = {yaml_key(field): hints(cls)[field.name] for field in dataclasses.fields(cls)}
+    return {
+        key: without_nulls(by_key.get(key), item)
+        for key, item in value.items()
+        if item is not None or key not in by_key or type(None) in get_args(by_key[key]) or by_key[key] is Any
+    }
 
 
 def plain(value: Any) -> Any:

@@ -108,7 +108,7 @@ def parameters_of(cls: type[Plugin], ports: Ports) -> list[dataclasses.Field[Any
 def make_plugin(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> Plugin:
     """Raise params.Invalid with every fault of the parameters."""
     try:
-        return params.build(cls, parameters, cls.plugin_type, injected(cls, ports))
+        return params.build(cls, params.without_nulls(cls, parameters), cls.plugin_type, injected(cls, ports))
     except Invalid as invalid:
         faults = ((problem.path.removeprefix(cls.plugin_type), problem.message) for problem in invalid.problems)
         raise Invalid(*(Problem(path + below, message) for below, message in faults)) from None

@@ -9,7 +9,7 @@ from typing import Literal
 from proxy.core.endpoint import Endpoint
 from proxy.telemetry.exposition import MetricSpec, parse_spec
 
-Engine = Literal["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "llamacpp"]
+Engine = Literal["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton", "llamacpp"]
 
 DEFAULT_ENGINE: Engine = "vllm"
 
@@ -121,6 +121,9 @@ DIALECTS: Mapping[str, Dialect] = {
         kv_usage=specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}"),
         block_size=specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}"),
         blocks=specs("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}"),
+    ),
+    "triton": Dialect(  # its counter of executions is no number of running requests
+        waiting=specs("nv_inference_pending_request_count"),
     ),
     "llamacpp": Dialect(
         waiting=specs("llamacpp:requests_deferred"),

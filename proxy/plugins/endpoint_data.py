@@ -12,13 +12,15 @@ from proxy.core.request import OUTPUT_ESTIMATE, DataKey
 
 
 def attribute_reader(name: str, producer: str) -> Callable[[Endpoint], float | None]:
-    """Return a function that returns the attribute of an endpoint; None if it is missing."""
-    qualified = f"{name}/{producer}"
+    """Return a function that returns the attribute of an endpoint; None if it is missing. Without a producer, the name
+    may end in `/` and a producer."""
+    qualified = f"{name}/{producer}" if producer else name
+    alone = name if producer else name.rpartition("/")[0]
 
     def read(endpoint: Endpoint) -> float | None:
         attributes = endpoint.metrics.attributes
-        value = attributes.get(qualified) if producer else None
-        return attributes.get(name) if value is None else value
+        value = attributes.get(qualified)
+        return attributes.get(alone) if value is None else value
 
     return read
 

@@ -34,6 +34,7 @@ TOP_LEVEL = (
     *("apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer", "flowControl"),
     *("requestHandler", "parser", "saturationDetector"),
 )
+UDS = "udsTokenizerConfig"
 REFS = ("pluginRef", "fairnessPolicyRef", "orderingPolicyRef", "usageLimitPolicyPluginRef")
 
 
@@ -162,6 +163,8 @@ class _Reader:
         elif label:
             self._names[label] = _text(item, "type")
         entry = self._load(PluginEntry, item, path)
+        if entry is not None and UDS in (entry.parameters or {}):
+            self._remark(f"{path}.{UDS}", "has no effect: the pods tokenise the prompts")
         if entry is None or entry.type not in UNSUPPORTED_TYPES:
             return entry
         if (equivalent := _equivalent(entry)) is None:
@@ -249,7 +252,7 @@ class _Reader:
         flow = {name: each for name, each in named.items() if each[0] in FLOW_TYPES}
         if section is None or any(parameters is None for _, parameters in flow.values()):
             return {}
-        refs = [(path, name, role) for path, name, role in section.refs() if name is not None]
+        refs = [(path, name, role) for path, name, role in section.refs() if name]
         are_right = [self._check_role(name, f"{FLOW_CONTROL}.{path}", role) for path, name, role in refs]
         return settings(section, flow, is_on) if all(are_right) else {}
 
@@ -292,7 +295,7 @@ class _Reader:
 
     def _load(self, cls: type[T], data: Any, path: str) -> T | None:
         try:
-            return params.build(cls, data, join(self._path, path))
+            return params.build(cls, params.without_nulls(cls, data), join(self._path, path))
         except Invalid as invalid:
             self._problems.extend(invalid.problems)
             return None
@@ -321,14 +324,11 @@ def _refs(value: Any) -> Iterator[str]:
 
 def _equivalent(entry: PluginEntry) -> PluginEntry | None:
     """Return kvlane's plugin that replaces two types of llm-d, if one exists."""
-    given = entry.parameters or {}
     if entry.type == "data-parallel-profile-handler":  # each rank is an endpoint
-        rest = {key: value for key, value in given.items() if key != "primaryPort"}
+        rest = {key: value for key, value in (entry.parameters or {}).items() if key != "primaryPort"}
         return PluginEntry("single-profile-handler", entry.label, rest)
-    label, values = given.get("label"), given.get("validValues")
-    if entry.type == "by-label" and label and values and not given.get("allowsNoLabel"):
-        wanted = {"key": label, "operator": "In", "values": values}
-        return PluginEntry("label-selector-filter", entry.label, {"matchExpressions": [wanted]})
+    if entry.type == "by-label-selector":  # deprecated, and the same
+        return PluginEntry("label-selector-filter", entry.label, entry.parameters)
     return None
 
 
@@ -346,7 +346,6 @@ RENAMED_TYPES = {
 UNSUPPORTED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            "by-label",
             "cross-replica-publisher",
             "data-parallel-profile-handler",
             "disaggregatedset-rollout-pod-extractor",

@@ -223,6 +223,8 @@ ADMITTER = "admitter"
 
 PROGRAM_AWARE = "program-aware-fairness"
 
+UTILIZATION = "utilization-detector"
+
 
 @dataclass(frozen=True, slots=True)
 class FullPod:
@@ -352,7 +354,7 @@ FLOW_TYPES: Mapping[str, SectionType] = {
     "static-usage-limit-policy": SectionType(StaticCeiling, "usage limit policy"),
     "soft-reflective-ceiling-policy": SectionType(ReflectiveCeiling, "usage limit policy", value="reflective"),
     "priority-holdback-policy": SectionType(Holdback, "usage limit policy"),
-    "utilization-detector": SectionType(UtilizationDetector, "saturation detector"),
+    UTILIZATION: SectionType(UtilizationDetector, "saturation detector"),
     "concurrency-detector": SectionType(ConcurrencyDetector, "saturation detector"),
     "probabilistic-admitter": SectionType(Probability, ADMITTER),
     "latency-slo-admitter": SectionType(LatencyObjectives, ADMITTER),
@@ -373,13 +375,19 @@ SOLE_TYPES = {
 class DefaultBand:
     max_bytes: Size | None = param(None, "bodies that may wait")
     max_requests: Size | None = param(None, "requests that may wait")
-    fairness_policy_ref: str | None = param(None, "name of a fairness policy")
-    ordering_policy_ref: str | None = param(None, "name of an ordering policy")
+    fairness_policy_ref: str = param("", "name of a fairness policy")
+    ordering_policy_ref: str = param("", "name of an ordering policy")
+    priority: int | None = param(None, "accepted and without effect: the band is of all priorities without their own")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityBand(DefaultBand):
     priority: int = param(doc="of the objective")
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorRef:
+    plugin_ref: str = param("", "name of a saturation detector; default: utilization-detector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,18 +400,18 @@ class FlowControlSection:
     no_endpoint_request_ttl: Duration | None = param(
         None, "accepted and without effect: requests do not wait for the first ready pod", key="noEndpointRequestTTL"
     )
-    saturation_detector: Ref | None = param(None, "name of a saturation detector")
-    usage_limit_policy_plugin_ref: str | None = param(None, "name of a usage limit policy")
+    saturation_detector: DetectorRef | None = param(None, "the saturation detector")
+    usage_limit_policy_plugin_ref: str = param("", "name of a usage limit policy")
     enable_eviction: bool = param(False, "end sheddable requests for others")
     default_priority_band: DefaultBand = field(default_factory=DefaultBand)
     default_negative_priority_band: DefaultBand | None = param(None, "of priorities below 0 that are not listed")
     priority_bands: tuple[PriorityBand, ...] = param((), "bands by priority")
 
-    def refs(self) -> list[tuple[str, str | None, str]]:
-        """Return (path, name, role) of all references; a name may be missing."""
+    def refs(self) -> list[tuple[str, str, str]]:
+        """Return (path, name, role) of all references; a missing name is empty."""
         detector = self.saturation_detector
         found = [
-            ("saturationDetector.pluginRef", detector.plugin_ref if detector else None, "saturation detector"),
+            ("saturationDetector.pluginRef", detector.plugin_ref if detector else "", "saturation detector"),
             ("usageLimitPolicyPluginRef", self.usage_limit_policy_plugin_ref, "usage limit policy"),
         ]
         bands: list[tuple[str, DefaultBand | None]] = [
@@ -426,17 +434,18 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
     """Return values of the `flowControl` section. All references are valid.
 
     Without the feature gate no request waits: sheddable requests are refused while the pods are full, if there is a
-    detector. Admitters work without a reference."""
+    detector. A detector with the name of the default type needs no reference, as admitters."""
     shedding: dict[str, Any] = {}
     for kind, parameters in named.values():
         if FLOW_TYPES[kind].role == ADMITTER:
             shedding |= parameters.shedding()
     shed = {"shedding": shedding} if shedding else {}
     detector = section.saturation_detector
-    saturation = (named[detector.plugin_ref][1] if detector else UtilizationDetector()).saturation()
+    chosen = detector.plugin_ref if detector and detector.plugin_ref else UTILIZATION
+    saturation = (named[chosen][1] if chosen in named else UtilizationDetector()).saturation()
     if not is_on:
         bands = [{"priority": 0, "ceiling": NO_CEILING}, {"priority": SHEDDABLE, "maxQueued": 0}]
-        return {**({"saturation": saturation, "bands": bands} if detector else {}), **shed}
+        return {**({"saturation": saturation, "bands": bands} if detector or chosen in named else {}), **shed}
     limit = section.usage_limit_policy_plugin_ref
     values = {
         "saturation": saturation,
@@ -446,7 +455,7 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
         "ceilings": _value(named, limit, "") or None,
         "leastService": next((each.least_service() for kind, each in named.values() if kind == PROGRAM_AWARE), None),
         "evictSheddable": section.enable_eviction or None,
-        "bands": _bands(section, named, named[limit][1] if limit is not None else StaticCeiling()),
+        "bands": _bands(section, named, named[limit][1] if limit else StaticCeiling()),
     }
     return {key: value for key, value in values.items() if value is not None} | shed
 
@@ -471,5 +480,5 @@ def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[s
     ]
 
 
-def _value(named: Named, name: str | None, default: str) -> str:
-    return FLOW_TYPES[named[name][0]].value if name is not None else default
+def _value(named: Named, name: str, default: str) -> str:
+    return FLOW_TYPES[named[name][0]].value if name else default

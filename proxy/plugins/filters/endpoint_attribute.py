@@ -43,7 +43,7 @@ class ThresholdAlgorithm:
 class EndpointAttributeFilter(Filter):
     """Keeps pods for which `attribute operator value` is true."""
 
-    attribute: str = param(doc="name of the attribute")
+    attribute: str = param(doc="name of the attribute, or `name/producer`")
     algorithm: ThresholdAlgorithm = param(doc="the comparison")
     producer: str = param("", "producer of the attribute, if several exist")
     on_missing: Literal["Pass", "Fail"] = param("Pass", "whether to keep or drop a pod without the attribute")

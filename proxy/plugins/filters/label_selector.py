@@ -1,4 +1,4 @@
-"""Keep the pods whose labels match a Kubernetes label selector."""
+"""Keep the pods whose labels match a Kubernetes label selector, or whose label has one of some values."""
 
 from __future__ import annotations
 
@@ -49,3 +49,23 @@ class LabelSelectorFilter(Filter):
         if any(labels.get(key) != value for key, value in self.match_labels.items()):
             return False
         return all(requirement.met_by(labels) for requirement in self.match_expressions)
+
+
+@plugin("by-label")
+@dataclass(frozen=True, slots=True)
+class ByLabel(Filter):
+    """Keeps pods whose label has one of the values. Deprecated: use label-selector-filter, or the filter of a role."""
+
+    label: str = param(doc="label")
+    valid_values: tuple[str, ...] = param((), "values of the label")
+    allows_no_label: bool = param(False, "keep pods without the label too")
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            raise ValueError("label: must not be empty")
+        if not self.valid_values and not self.allows_no_label:
+            raise ValueError("validValues must not be empty unless allowsNoLabel is true")
+
+    def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        wanted: set[str | None] = {*self.valid_values, *((None,) if self.allows_no_label else ())}
+        return [endpoint for endpoint in endpoints if endpoint.labels.get(self.label) in wanted]

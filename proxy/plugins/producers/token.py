@@ -60,15 +60,15 @@ class TokenProducer(DataProducer):
     pod: Pod | None = param(None, "mode that requests token ids from the pods")
     vllm: Server | None = param(None, "mode that requests token ids from a server")
     estimate: Mapping[str, Any] = param({}, "default mode, without settings; media count with fixed estimates")
-    uds: Any = param(None, "not supported: use local", aliases=("udsTokenizerConfig",))
-    model_name: str = param("", "model name for pod and vllm; empty: the model of the request")
+    uds: Any = param(None, "as pod: there is no tokenizer behind a Unix socket", aliases=("udsTokenizerConfig",))
+    model_name: str = param(
+        "", "model name for pod and vllm; empty: the model of the request. Without a mode it means pod"
+    )
     models: tuple[str, ...] = param((), "models whose prompts are tokenised in this mode; empty: all")
 
     def __post_init__(self) -> None:
         """Raise ValueError for modes that contradict each other or are unavailable."""
-        given = [mode for mode in ("local", "pod", "vllm") if getattr(self, mode) is not None]
-        if self.uds is not None:
-            raise ValueError("the mode 'uds' is not supported; use local")
+        given = [mode for mode in ("local", "pod", "vllm", "uds") if getattr(self, mode) is not None]
         if len(given) > 1:
             raise ValueError(f"the modes {' and '.join(given)} exclude each other")
         self._tokens = self._opened()
@@ -102,8 +102,8 @@ class TokenProducer(DataProducer):
                     mode.exclude_tools_when_tool_choice_none,
                 )
             )
-        if self.pod is not None:
-            return self.tokenizers.remote(RemoteTokenizer("", self.model_name, POD_TIMEOUT))
         if self.vllm is not None:
             return self.tokenizers.remote(RemoteTokenizer(self.vllm.url, self.model_name, self.vllm.timeout))
+        if self.pod is not None or self.uds is not None or (self.model_name and not self.estimate):
+            return self.tokenizers.remote(RemoteTokenizer("", self.model_name, POD_TIMEOUT))
         return None

@@ -53,13 +53,13 @@ class EndpointAttributeScorer(Scorer):
     """(value - min) / (max - min) clamped to [0, 1], or 1 minus that where lower is better; 0 without the attribute,
     and 1 for all that have it where the range is adaptive and all are equal."""
 
-    attribute_key: str = param(doc="name of the attribute")
+    attribute_key: str = param(doc="name of the attribute, or `name/producer`")
     algorithm: LinearAlgorithm = param(doc="how a value becomes a score")
     producer: str = param("", "producer of the attribute, if several exist")
 
     def __post_init__(self) -> None:
-        if not self.attribute_key or "/" in self.attribute_key:
-            raise ValueError("attributeKey: must be a name alone; name the producer in 'producer'")
+        if not self.attribute_key:
+            raise ValueError("attributeKey: must not be empty")
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         values = list(map(attribute_reader(self.attribute_key, self.producer), endpoints))

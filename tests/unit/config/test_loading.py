@@ -119,3 +119,16 @@ def test_the_error_about_a_document_of_an_earlier_release_names_the_import() -> 
         "scheduling.plugins.kv-cache-scorer: 'kv-cache-scorer' was renamed to kv-cache-utilization-scorer",
         "picker.yaml: if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it",
     ]
+
+
+def test_the_error_about_a_manifest_with_a_document_in_it_names_the_import() -> None:
+    wrapped = "kind: ConfigMap\ndata:\n  epp.yaml: |\n    kind: EndpointPickerConfig\n    plugins: []\n"
+    with pytest.raises(ConfigError) as caught:
+        from_text(wrapped, Path("map.yaml"), {})
+    assert str(caught.value.problems[-1]) == (
+        "map.yaml: it holds an EndpointPickerConfig, which `kvlane import endpoint-picker` takes out of a manifest"
+        " or of a chart's values"
+    )
+    with pytest.raises(ConfigError) as caught:
+        from_text("scheduling: {kind: EndpointPickerConfig, plugins: []}\npodz: {}", Path("kvlane.yaml"), {})
+    assert "import" not in str(caught.value)

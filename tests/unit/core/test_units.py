@@ -9,7 +9,16 @@ from proxy.core.params import parse_duration, parse_size
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("250ms", 0.25), ("15s", 15), ("5m", 300), ("1h30m", 5400), ("1.5s", 1.5), ("2d", 172800), ("10us", 1e-5)],
+    [
+        ("250ms", 0.25),
+        ("15s", 15),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        ("2d", 172800),
+        ("10us", 1e-5),
+        ("0", 0),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
@@ -31,13 +40,17 @@ def test_an_invalid_duration_is_refused_with_examples(text: str) -> None:
         ("2M", 2_000_000),
         ("7", 7),
         ("1.5KiB", 1536),
+        ("1e3", 1000),
+        ("1.5E6", 1_500_000),
+        ("5E", 5 * 10**18),
+        ("2Ei", 2 << 60),
     ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1Xi", "1 2"])
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1Xi", "1 2", "1e999", "1e3k3"])
 def test_an_invalid_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="64MiB"):
         parse_size(text)

@@ -156,6 +156,12 @@ def test_values_of_triton_differ_by_labels() -> None:
     assert (metrics.block_size, metrics.blocks) == (64, 900)
 
 
+def test_of_other_models_of_triton_only_waiting_requests_are_known() -> None:
+    text = b'nv_inference_pending_request_count{model="a"} 3\nnv_inference_exec_count{model="a"} 4000\n'
+    metrics = parse(text, DIALECTS["triton"])
+    assert (metrics.waiting, metrics.running, metrics.kv_usage) == (3, 0, 0.0)
+
+
 def test_llamacpp_is_parsed() -> None:
     text = b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\nllamacpp:kv_cache_usage_ratio 0.1\n"
     metrics = parse(text, DIALECTS["llamacpp"])

@@ -43,6 +43,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "endpoint-attribute-filter": {"attribute": "gpu", "algorithm": THRESHOLD},
     "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 3}]},
     "label-selector-filter": {"matchLabels": {"zone": "a"}},
+    "by-label": {"label": "zone", "validValues": ["a"]},
     "context-length-aware": {"enableFiltering": True},
     "disagg-profile-handler": {"profiles": {"decode": "default"}},
     "pd-profile-handler": {"decodeProfile": "default", "prefillProfile": "default"},

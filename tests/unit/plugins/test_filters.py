@@ -9,7 +9,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.plugin import Filter
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH
-from tests.helpers.plugins.situations import Foretold, Held, fault, kept, make, pod, request
+from tests.helpers.plugins.situations import Foretold, Held, attempt, fault, kept, make, pod, request
 
 ROLES = [
     "",
@@ -74,6 +74,63 @@ class TestLabelSelector:
     def test_values_go_with_their_operators(self, expression: dict[str, Any]) -> None:
         message = fault("label-selector-filter", matchExpressions=[{"key": "a", **expression}])
         assert "matchExpressions[0]: operator" in message
+
+
+class TestByLabel:
+    @pytest.mark.parametrize(
+        ("parameters", "expected"),
+        [
+            ({"validValues": ["h100", "a100"]}, ["h100", "a100"]),
+            ({"validValues": ["h100"], "allowsNoLabel": True}, ["h100", "bare"]),
+            ({"allowsNoLabel": True}, ["bare"]),
+        ],
+    )
+    def test_pods_without_the_label_are_kept_only_if_they_are_allowed(
+        self, parameters: dict[str, Any], expected: list[str]
+    ) -> None:
+        pods = [pod("h100", labels={"gpu": "h100"}), pod("a100", labels={"gpu": "a100"}), pod("bare")]
+        assert kept("by-label", pods, label="gpu", **parameters) == expected
+
+    @pytest.mark.parametrize(
+        ("parameters", "message"),
+        [
+            ({"label": "gpu"}, "validValues must not be empty unless allowsNoLabel is true"),
+            ({"label": "", "allowsNoLabel": True}, "label: must not be empty"),
+        ],
+    )
+    def test_a_filter_that_would_keep_nothing_is_refused(self, parameters: dict[str, Any], message: str) -> None:
+        assert message in fault("by-label", **parameters)
+
+
+class TestConformance:
+    PODS = [
+        Endpoint(name, url=f"http://{name}") for name in ("10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80", "[fd::1]:80")
+    ]
+
+    @pytest.mark.parametrize(
+        ("header", "expected"),
+        [
+            ("10.0.0.2", ["10.0.0.2:80"]),
+            ("10.0.0.2:80, 10.0.0.1:80", ["10.0.0.1:80", "10.0.0.2:80"]),
+            ("10.0.0.1", ["10.0.0.1:80", "10.0.0.1:81"]),
+            ("[fd::1]:80", ["[fd::1]:80"]),
+            ("[fd::1]", ["[fd::1]:80"]),
+            ("fd::1", ["[fd::1]:80"]),
+            ("10.0.0.2:81,10.0.0.3", []),
+            (" ", []),
+        ],
+    )
+    def test_the_header_lists_addresses_with_or_without_a_port(self, header: str, expected: list[str]) -> None:
+        incoming = request(test_epp_endpoint_selection=header)
+        assert kept("header-based-testing-filter", self.PODS, incoming) == expected
+
+    def test_without_the_header_no_pod_is_kept(self) -> None:
+        assert kept("header-based-testing-filter", self.PODS, request()) == []
+
+    def test_the_response_says_which_pod_served_it(self) -> None:
+        sent = attempt(request(), self.PODS[2])
+        make("destination-endpoint-served-verifier").pre_request(sent, self.PODS[2])
+        assert sent.response_headers == [("x-conformance-test-served-endpoint", "10.0.0.2:80")]
 
 
 class TestUtilization:
@@ -143,6 +200,11 @@ class TestAttribute:
     )
     def test_the_operators(self, operator: str, value: float, expected: list[str]) -> None:
         assert kept("endpoint-attribute-filter", self.PODS, **self.parameters(operator, value)) == expected
+
+    def test_the_name_may_end_with_its_producer_as_in_earlier_releases_of_llm_d(self) -> None:
+        parameters = {**self.parameters("LessThan", 2), "attribute": "gpu/dcgm-extractor"}
+        pods = [pod("busy", attributes={"gpu": 3.0}), pod("idle", attributes={"gpu": 1.0})]
+        assert kept("endpoint-attribute-filter", pods, **parameters) == ["idle"]
 
     def test_a_missing_value_may_fail_and_an_empty_result_may_fall_back(self) -> None:
         parameters = {**self.parameters("GreaterThan", 99), "onMissing": "Fail"}

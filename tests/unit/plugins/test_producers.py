@@ -26,7 +26,7 @@ class TestTokens:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"uds": {}}, "'uds' is not supported"),
+            ({"vllm": {}, "udsTokenizerConfig": {}}, "the modes vllm and uds exclude each other"),
             ({"vllm": {"url": "http://x"}, "pod": {}}, "the modes pod and vllm exclude each other"),
             ({"local": {}}, "local.model: is required"),
         ],
@@ -34,7 +34,9 @@ class TestTokens:
     def test_parameters_without_effect_are_refused(self, given: dict[str, Any], message: str) -> None:
         assert message in fault("token-producer", **given)
 
-    @pytest.mark.parametrize("given", [{"vllm": {}}, {"pod": {}}, {"local": {"model": "m"}}], ids=str)
+    @pytest.mark.parametrize(
+        "given", [{"vllm": {}}, {"pod": {}}, {"uds": {}}, {"local": {"model": "m"}}, {"modelName": "m"}], ids=str
+    )
     async def test_remote_modes_provide_token_ids_and_fall_back_to_estimates(self, given: Any) -> None:
         incoming = await produced("token-producer", request(7), **given)
         made = make("token-producer", **given)

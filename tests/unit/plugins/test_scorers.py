@@ -150,10 +150,16 @@ class TestAttribute:
         pods = [pod(attributes={"gpu/dcgm": 1.0, "gpu": 9.0}), pod(attributes={"gpu/dcgm": 2.0})]
         assert score("endpoint-attribute-scorer", pods, producer="dcgm", **self.parameters()) == [0.0, 1.0]
 
+    @pytest.mark.parametrize("name", ["gpu", "gpu/dcgm"])
+    def test_the_name_may_end_with_its_producer_as_in_earlier_releases_of_llm_d(self, name: str) -> None:
+        pods = [pod(attributes={name: 1.0}), pod(attributes={name: 2.0})]
+        parameters = {**self.parameters(), "attributeKey": "gpu/dcgm"}
+        assert score("endpoint-attribute-scorer", pods, **parameters) == [0.0, 1.0]
+
     @pytest.mark.parametrize(
         ("parameters", "message"),
         [
-            ({"attributeKey": "a/b", "algorithm": {"type": "linear_lower_is_better"}}, "a name alone"),
+            ({"attributeKey": "", "algorithm": {"type": "linear_lower_is_better"}}, "attributeKey: must not be empty"),
             ({"attributeKey": "a", "algorithm": {"type": "cubic"}}, "must be one of linear_lower_is_better"),
             ({"attributeKey": "a"}, "algorithm: is required"),
         ],

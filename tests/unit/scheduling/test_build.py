@@ -298,11 +298,6 @@ class TestWhatIsRefused:
         }
         scheduling({"plugins": [{"type": "predicted-latency-producer", "parameters": ignored}]})
 
-    def test_the_deprecated_tokenizer_of_llm_d_is_named(self) -> None:
-        uds = {"udsTokenizerConfig": {"socketFile": "/tmp/tokenizer.sock"}, "modelName": "m"}
-        document = {"plugins": [{"type": "token-producer", "parameters": uds}]}
-        assert complaints(document) == ["plugins.token-producer: the mode 'uds' is not supported; use local"]
-
 
 class TestData:
     def test_producers_run_after_their_requirements_and_otherwise_in_file_order(self) -> None:

@@ -42,9 +42,76 @@ def test_ranks_are_pods_here_so_their_handler_is_that_of_one_profile() -> None:
 
 
 def test_a_filter_by_one_label() -> None:
-    made = document({"type": "by-label", "parameters": {"label": "gpu", "validValues": ["a100", "h100"]}})
-    wanted = {"key": "gpu", "operator": "In", "values": ["a100", "h100"]}
-    assert parameters(made, "by-label") == {"matchExpressions": [wanted]}
+    given = {"label": "gpu", "validValues": ["a100", "h100"], "allowsNoLabel": True}
+    assert parameters(document({"type": "by-label", "parameters": given}), "by-label") == given
+
+
+def test_the_deprecated_name_of_the_filter_by_a_selector_is_the_filter() -> None:
+    selector = {"matchLabels": {"gpu": "a100"}}
+    made = document(
+        {"type": "by-label-selector", "parameters": selector},
+        schedulingProfiles=[{"name": "default", "plugins": refs("by-label-selector")}],
+    )
+    assert [entry.type for entry in made.plugins] == ["label-selector-filter"]
+    assert parameters(made, "by-label-selector") == selector
+
+
+def test_the_document_of_the_conformance_tests() -> None:
+    profile = {"name": "conformance-profile", "plugins": refs("header-based-testing-filter")}
+    tests = ("header-based-testing-filter", "destination-endpoint-served-verifier")
+    made = document(*({"type": name} for name in tests), schedulingProfiles=[profile])
+    assert not made.problems
+    assert not made.remarks
+
+
+def test_null_is_the_same_as_no_key_wherever_it_has_no_meaning_of_its_own() -> None:
+    made = document(
+        {"type": "queue-scorer", "name": None, "parameters": None},
+        {"type": "max-score-picker", "parameters": {"maxNumOfEndpoints": None}},
+        {"type": "core-metrics-extractor", "parameters": {"engineConfigs": [{"name": "mine", "customMetrics": None}]}},
+        {"type": "session-affinity-scorer", "parameters": {"sessionIdConfig": {"sources": None}, "rebalance": None}},
+        featureGates=None,
+        schedulingProfiles=None,
+        dataLayer={"sources": None, "injectDefaults": None},
+        flowControl={"enableEviction": None, "priorityBands": None, "saturationDetector": {"pluginRef": None}},
+    )
+    assert not made.problems
+    with pytest.raises(ConfigError, match=r"plugins\[0\]\.type: is required"):
+        document({"type": None})
+    with pytest.raises(ConfigError, match="unknown field 'maxNumber'"):
+        document({"type": "max-score-picker", "parameters": {"maxNumber": None}})
+
+
+def test_flow_control_with_empty_references_and_the_quantities_of_kubernetes() -> None:
+    made = document(
+        featureGates=["flowControl"],
+        flowControl={
+            "maxBytes": "1e9",
+            "maxRequests": "1k",
+            "defaultRequestTTL": "0",
+            "usageLimitPolicyPluginRef": "",
+            "saturationDetector": {},
+            "defaultPriorityBand": {"priority": 0, "maxBytes": "1.5Gi", "orderingPolicyRef": ""},
+            "priorityBands": [{"priority": 1, "maxBytes": "5E", "fairnessPolicyRef": ""}],
+        },
+    )
+    assert (made.flow_control["maxQueuedBytes"], made.flow_control["maxQueued"]) == (10**9, 1000)
+    high, default = made.flow_control["bands"]
+    assert (high["priority"], high["fairness"], default["ordering"]) == (1, "strict", "fcfs")
+    assert made.flow_control["saturation"]["detector"] == "utilization"
+
+
+@pytest.mark.parametrize("section", [{}, {"saturationDetector": {}}])
+@pytest.mark.parametrize("gates", [[], ["flowControl"]])
+def test_a_detector_with_the_name_of_the_default_needs_no_reference(section: dict[str, Any], gates: list[str]) -> None:
+    detector = {"type": "utilization-detector", "parameters": {"queueDepthThreshold": 3}}
+    made = document(detector, flowControl=section, featureGates=gates)
+    assert made.flow_control["saturation"]["queueDepth"] == 3
+
+
+@pytest.mark.parametrize("engine", ["", "vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton"])
+def test_every_engine_that_llm_d_knows_may_be_the_default(engine: str) -> None:
+    document({"type": "core-metrics-extractor", "parameters": {"defaultEngine": engine, "engineLabelKey": ""}})
 
 
 def test_a_reporter_of_costs_to_an_envoy_has_no_effect() -> None:
@@ -117,6 +184,13 @@ def test_types_without_parameters_may_be_referred_to_without_a_plugin() -> None:
 def test_estimates_of_media_and_a_model_without_a_mode_have_no_effect() -> None:
     image = {"image": {"mode": "dynamic", "dynamic": {"factor": 1024}}}
     assert not document({"type": "token-producer", "parameters": {"modelName": "m", "estimate": image}}).problems
+
+
+@pytest.mark.parametrize("type_name", ["token-producer", "tokenizer"])
+def test_the_pods_replace_the_deprecated_tokenizer_behind_a_socket_and_a_remark_says_so(type_name: str) -> None:
+    uds = {"udsTokenizerConfig": {"socketFile": "/tmp/tokenizer.sock"}, "modelName": "m"}
+    made = document({"type": type_name, "parameters": uds})
+    assert remarks(made) == [f"plugins.{type_name}.udsTokenizerConfig"]
 
 
 class TestAgents:
