@@ -126,21 +126,24 @@ class RateLimiter(Admission):
 
     def peer_spent(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
         """Charge usage of a peer, which has `running` requests now."""
-        if self._counts(who):
-            meter = self._meter(*who)
+        if (meter := self._meter_of_peer(who)) is not None:
             _run_elsewhere(meter, peer, running)
             meter.admitted_at = now = self.clock.now()
             meter.charge(spent, now)
 
     def peer_used(self, peer: int, who: Who, running: int, used: Sequence[float]) -> None:
         """Raise usage to at least what a peer knows: reports may have been lost."""
-        if self._counts(who):
-            meter = self._meter(*who)
+        if (meter := self._meter_of_peer(who)) is not None:
             _run_elsewhere(meter, peer, running)
             meter.at_least(used)
 
-    def _counts(self, who: Who) -> bool:
-        return who[2] in self.limits and (len(self._meters) < MOST_OF_PEERS or who[:2] in self._meters)
+    def _meter_of_peer(self, who: Who) -> UsageMeter | None:
+        """Return the meter that a peer reports; None if it is not known here. During a reload the peer may have other
+        limits for it than this process."""
+        known = self._meters.get(who[:2])
+        if who[2] in self.limits and (known is not None or len(self._meters) < MOST_OF_PEERS):
+            return self._meter(*who)
+        return known
 
     def vanished(self, peer: int) -> None:
         for meter in self._meters.values():

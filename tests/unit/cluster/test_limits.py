@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -23,6 +24,8 @@ ALICE = Identity("alice", "acme", limits="own")
 
 
 class Worker:
+    identity = ALICE
+
     def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
         self.number = number
         self.limiter = RateLimiter({"own": Limits(**limits)}, {}, clock, self.limited)  # type: ignore[arg-type]
@@ -37,7 +40,7 @@ class Worker:
 
     def request(self) -> InferenceRequest:
         request = InferenceRequest("r", "/", "m", max_tokens=10)
-        request.state.write(IDENTITY, ALICE)
+        request.state.write(IDENTITY, self.identity)
         return request
 
     @asynccontextmanager
@@ -114,6 +117,21 @@ async def test_only_running_requests_are_in_flight() -> None:
     await first.ask()
     assert list(first.shared.in_flight()) == []
     assert len(list(first.shared.memory(1.0))) == 1
+
+
+async def test_charges_count_while_only_one_worker_has_reloaded_other_limits_of_a_key() -> None:
+    first, second = host(requests_per_minute=2)
+    await first.ask()
+    second.limiter.limits = {"new": Limits(requests_per_minute=3)}
+    second.identity = replace(ALICE, limits="new")
+    await second.ask()
+    with pytest.raises(RateLimited):
+        await first.ask()
+    first.limiter.limits, first.identity = second.limiter.limits, second.identity
+    await first.ask()
+    for worker in (first, second):
+        with pytest.raises(RateLimited):
+            await worker.ask()
 
 
 async def test_limits_unknown_here_are_skipped() -> None:
