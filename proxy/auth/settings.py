@@ -57,7 +57,9 @@ class ApiKey:
     hash: str | None = param(None, "`sha256:` and the key's digest in hex")
     tenant: str = param("", "tenant of the key; empty: a tenant with the name of the key")
     models: tuple[str, ...] = param((), "models that the key may use, with `*` as a wildcard; empty: all")
-    objectives: tuple[str, ...] = param((), "objectives that its requests may name, with `*` as a wildcard")
+    objectives: tuple[str, ...] = param(
+        (), "objectives that its requests may name, with `*` as a wildcard; empty: none"
+    )
     scopes: tuple[Scope, ...] = param(("inference",), "ports that accept the key: inference (data), admin")
     limits: Limits | str | None = param(None, "a name among `security.limits`, or limits of its own")
     expires: Moment | None = param(None, "time at which the key expires")

@@ -139,7 +139,7 @@ class OwnSignals(SignalSource, Listener):
     def current(self) -> Signals:
         found = Signals()
         for pool, control in self.flow_controls().items():
-            found.queued[pool] = control.queue.waiting
+            found.queued[pool] = control.queue.length
         for pool, role in self.roles:
             ttft = self.catalogue.role_ttft.cell(pool, role)
             found.ttfts[pool, role] = list(zip((*ttft.bounds, inf), map(float, accumulate(ttft.counts)), strict=True))

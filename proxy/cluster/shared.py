@@ -144,7 +144,7 @@ class SharedQueue(Shared):
     """The highest priority that waits in a pool at each process, and what processes lend each other of the caps."""
 
     pool: str
-    siblings: SharedCaps
+    shared_caps: SharedCaps
     changed: Callable[[], None]
     kinds = (FrameKind.WAITING,)
 
@@ -165,25 +165,25 @@ class SharedQueue(Shared):
                     raise InvalidMessage(f"unreadable loan: {error}") from None
                 if not _are_texts(wants) or len(wants) > MOST_CAPS:
                     raise InvalidMessage("too many caps, or one that is not a text")
-                self.siblings.receive(peer, name, highest, since, lent, wants)
+                self.shared_caps.receive(peer, name, highest, since, lent, wants)
                 self.changed()
 
     def reset(self, peer: int) -> None:
-        self.siblings.reset(peer)
+        self.shared_caps.reset(peer)
 
     def vanished(self, peer: int) -> None:
-        self.siblings.vanished(peer)
+        self.shared_caps.vanished(peer)
         self.changed()
 
     def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
         """Divide the caps by hosts. Loans to and from hosts that are not reached do not count."""
-        self.siblings.place = (hosts, rank)
+        self.shared_caps.place = (hosts, rank)
         if not are_reached:
-            self.siblings.cut_off(FIRST_NUMBER)
+            self.shared_caps.cut_off(FIRST_NUMBER)
         self.changed()
 
     def in_flight(self) -> Records:
-        own = self.siblings
+        own = self.shared_caps
         yield FrameKind.WAITING, self.packed(self.pool, own.name, own.published, own.since, own.given, own.wants)
 
 

@@ -148,9 +148,9 @@ class SharingApp(App):
         def publish(highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> None:
             self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, name, highest, since, given, wants))
 
-        siblings = flow_control.siblings = SharedCaps(self._workers, publish, self._seat, name)
-        siblings.place = self._replica.place
-        return SharedQueue(pool, siblings, flow_control.admit_soon)
+        shared_caps = flow_control.shared_caps = SharedCaps(self._workers, publish, self._seat, name)
+        shared_caps.place = self._replica.place
+        return SharedQueue(pool, shared_caps, flow_control.admit_soon)
 
     def _used_elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int) -> None:
         self.ledger.elsewhere(endpoint, requests, tokens, work)

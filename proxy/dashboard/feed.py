@@ -143,7 +143,7 @@ def queues(flow_controls: Mapping[str, FlowControl], now: float) -> list[dict[st
                 {
                     "name": band.name,
                     "priority": band.priority,
-                    "waiting": band.waiting,
+                    "waiting": band.length,
                     "bytes": band.bytes,
                     "tenants": [
                         {"name": tenant, "waiting": waiting, "oldest": round(now - since, 1)}

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from proxy.core.endpoint import Endpoint, Freshness
 from proxy.fleet.store import Pods
-from proxy.flowcontrol.queue import Band, Waiting
+from proxy.flowcontrol.queue import Band, QueueEntry
 from proxy.flowcontrol.settings import FlowControlSettings, Saturation
 
 REQUESTS, TOKENS = "requests ", "tokens "
@@ -31,7 +31,7 @@ class Capacity:
     settings: FlowControlSettings
     fleet: Pods
     inside: Collection[object]
-    unsent: Collection[Waiting]
+    unsent: Collection[QueueEntry]
     _reflection: ReflectiveCeilings = field(init=False, default_factory=lambda: ReflectiveCeilings())
 
     def turn(self) -> None:
@@ -39,49 +39,49 @@ class Capacity:
         if self.settings.ceilings == "reflective":
             self._reflection.turn(self.saturation())
 
-    def in_all(self, waiting: Waiting) -> bool:
+    def in_all(self, entry: QueueEntry) -> bool:
         """Return whether all pods together have capacity."""
         settings, ready = self.settings, self.fleet.ready
-        if not self.fleet.endpoints_for(waiting.request.model):
+        if not self.fleet.endpoints_for(entry.request.model):
             return True
         most, tokens = settings.max_concurrent, settings.max_tokens
         if most is not None and len(self.inside) + sum(pod.load.remote_requests for pod in ready) >= most:
             return False
         if tokens is not None:
             in_flight = sum(pod.load.tokens for pod in ready) + sum(other.cost for other in self.unsent)
-            if in_flight > 0 and in_flight + waiting.cost > tokens:
+            if in_flight > 0 and in_flight + entry.cost > tokens:
                 return False
-        return settings.saturation.detector == "none" or self._is_below_ceiling(waiting.band)
+        return settings.saturation.detector == "none" or self._is_below_ceiling(entry.band)
 
-    def on_a_pod(self, waiting: Waiting) -> bool:
+    def on_a_pod(self, entry: QueueEntry) -> bool:
         """Return whether a pod of its model has capacity beyond the requests that are not sent yet."""
-        endpoints, settings = self.fleet.endpoints_for(waiting.request.model), self.settings
+        endpoints, settings = self.fleet.endpoints_for(entry.request.model), self.settings
         if not endpoints:
             return True
-        others = sum(1 for other in self.unsent if other.request.model == waiting.request.model)
+        others = sum(1 for other in self.unsent if other.request.model == entry.request.model)
         most = settings.max_concurrent_per_pod
         if most is not None and sum(max(0, most - pod.load.requests) for pod in endpoints) <= others:
             return False
         if settings.max_tokens_per_pod is None:
             return True
-        return sum(1 for pod in endpoints if self.fits(pod, waiting.cost)) > others
+        return sum(1 for pod in endpoints if self.fits(pod, entry.cost)) > others
 
-    def in_part(self, waiting: Waiting, part: Part) -> bool:
+    def in_part(self, entry: QueueEntry, part: Part) -> bool:
         """Return whether this worker's share of the caps has capacity."""
-        settings, endpoints = self.settings, self.fleet.endpoints_for(waiting.request.model)
+        settings, endpoints = self.settings, self.fleet.endpoints_for(entry.request.model)
         if not endpoints:
             return True
         most, tokens, per_pod = settings.max_concurrent, settings.max_tokens, settings.max_concurrent_per_pod
         if most is not None and len(self.inside) >= part(REQUESTS, most):
             return False
-        if tokens is not None and self._own_tokens() + min(waiting.cost, tokens) > part(TOKENS, tokens):
+        if tokens is not None and self._own_tokens() + min(entry.cost, tokens) > part(TOKENS, tokens):
             return False
-        others = sum(1 for other in self.unsent if other.request.model == waiting.request.model)
+        others = sum(1 for other in self.unsent if other.request.model == entry.request.model)
         if per_pod is not None:
             free = (part(REQUESTS + pod.name, per_pod) - _own_requests(pod) for pod in endpoints)
             if sum(max(0, left) for left in free) <= others:
                 return False
-        return settings.max_tokens_per_pod is None or len(self.with_part(endpoints, waiting.cost, part)) > others
+        return settings.max_tokens_per_pod is None or len(self.with_part(endpoints, entry.cost, part)) > others
 
     def short(self, part: Part) -> Iterator[str]:
         """Yield the caps of the whole pool where this worker may need more."""
@@ -111,7 +111,7 @@ class Capacity:
     def _is_below_ceiling(self, band: Band) -> bool:
         saturation = self.saturation()
         if self.settings.ceilings == "reflective":
-            return self._reflection.is_open(saturation, band.depth)
+            return self._reflection.is_open(saturation, band.rank)
         return saturation < band.ceiling
 
     def _own_tokens(self) -> int:
@@ -178,8 +178,8 @@ def _concurrency(endpoint: Endpoint, detector: Saturation) -> float:
 
 @dataclass(slots=True)
 class ReflectiveCeilings:
-    """Ceilings that fall as the saturation rises: 1 - depth * saturation, which is 1 for the highest band, of depth 0,
-    and 1 - saturation for the lowest, of depth 1. A band at its ceiling gets one turn in saturation / (1 - saturation),
+    """Ceilings that fall as the saturation rises: 1 - rank * saturation, which is 1 for the highest band, of rank 0,
+    and 1 - saturation for the lowest, of rank 1. A band at its ceiling gets one turn in saturation / (1 - saturation),
     so it slows down but does not stop. Each admitted request is a turn.
 
     All bands have the same turns: admission stops at the first blocked band, so with turns of its own a lower band
@@ -195,10 +195,10 @@ class ReflectiveCeilings:
             self._turns += 1
             self._is_open = self._turns % period == 0
 
-    def is_open(self, saturation: float, depth: float) -> bool:
+    def is_open(self, saturation: float, rank: float) -> bool:
         if saturation >= 1.0:
             return False
-        return depth == 0.0 or saturation < 1.0 - depth * saturation or self._is_open
+        return rank == 0.0 or saturation < 1.0 - rank * saturation or self._is_open
 
 
 MOST_CAPS = 20_000

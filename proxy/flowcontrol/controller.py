@@ -1,4 +1,4 @@
-"""Admission: requests go on while the pods have capacity, and the others wait in the queue."""
+"""Admission: requests are admitted while the pods have capacity, and the others wait in the queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
 from proxy.flowcontrol import TICKET
 from proxy.flowcontrol.capacity import REQUESTS, TOKENS, Capacity, SharedCaps
-from proxy.flowcontrol.queue import Band, Queue, Waiting, objective, tokens_of
+from proxy.flowcontrol.queue import Band, Queue, QueueEntry, tokens_of, ttft_objective
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad
 from proxy.latency.forecast import LATENCY, objectives
 from proxy.telemetry.metrics import Catalogue
@@ -59,10 +59,10 @@ class FlowControl(Admission):
         self._clock = clock
         self._series = series
         self.queue = Queue(settings)
-        self._rate = DrainRate(clock)
+        self._rate = CompletionRate(clock)
         self._inside: dict[QueueTicket, None] = {}
         """Admitted requests, in the order of their admission."""
-        self._unsent: dict[QueueTicket, Waiting] = {}
+        self._unsent: dict[QueueTicket, QueueEntry] = {}
         """Admitted requests that are not sent to a pod yet."""
         self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values())
         self._since = 0.0
@@ -72,8 +72,8 @@ class FlowControl(Admission):
         self._turned_at = -math.inf
         """Time of the last turn of reflective ceilings."""
         self._admits_soon = False
-        self.siblings: SharedCaps | None = None
-        """Set where there are several workers."""
+        self.shared_caps: SharedCaps | None = None
+        """Set if there are several workers or replicas."""
 
     @property
     def settings(self) -> FlowControlSettings:
@@ -89,7 +89,7 @@ class FlowControl(Admission):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let all waiting requests go on: their pool is gone, or the process ends."""
+        """Admit all waiting requests: their pool is gone, or the process ends."""
         self.settings = FlowControlSettings()
         self._series.end()
 
@@ -105,9 +105,9 @@ class FlowControl(Admission):
         """Return the pods that have capacity for the request. Until it is sent it counts against all of them."""
         ticket = request.state.read(TICKET)
         if ticket is not None and ticket in self._inside:
-            self._unsent[ticket] = ticket.waiting
-            if self.siblings is not None:
-                endpoints = self.capacity.with_part(endpoints, ticket.waiting.cost, self.siblings.part) or endpoints
+            self._unsent[ticket] = ticket.entry
+            if self.shared_caps is not None:
+                endpoints = self.capacity.with_part(endpoints, ticket.entry.cost, self.shared_caps.part) or endpoints
         return self.capacity.on(endpoints, max(1, request.prompt.tokens))
 
     def attempt_started(self, attempt: Attempt) -> None:
@@ -119,63 +119,63 @@ class FlowControl(Admission):
         if attempt.charge is not None and attempt.for_client:
             ticket.endpoint = attempt.endpoint
             if attempt.stage is not Stage.DECODE:  # its prompt is charged to a prefill pod
-                ticket.waiting.recount(attempt.charge[0])
+                ticket.entry.recount(attempt.charge[0])
             if self.queue.counts_service:
                 ticket.attempts = (*ticket.attempts, attempt)
 
     def first_byte(self, attempt: Attempt) -> None:
-        """Let waiting requests go on: the prompt of this one is no longer in flight."""
+        """Admit waiting requests: the prompt of this one is no longer in flight."""
         self.admit_waiting()
 
     def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
         ticket = request.state.read(TICKET)
-        if ticket is None or self.queue.waiting or not self.capacity.in_all(ticket.waiting):
+        if ticket is None or self.queue.length or not self.capacity.in_all(ticket.entry):
             return False
-        return self.capacity.fits(endpoint, ticket.waiting.cost)
+        return self.capacity.fits(endpoint, ticket.entry.cost)
 
     def admit_waiting(self) -> None:
-        """Admit waiting requests that have capacity now, unless siblings go first."""
-        siblings = self.siblings
-        if siblings is None:
+        """Admit waiting requests that have capacity now, unless peers go first."""
+        shared_caps = self.shared_caps
+        if shared_caps is None:
             self._admit_all()
             return
         highest = self._highest()
-        if highest is not None and siblings.wait and siblings.go_first(highest, self._since, *self._parts()):
-            for cap, idle, wants in self._idle(siblings):
-                siblings.lend_to_first(cap, idle, wants)
+        if highest is not None and shared_caps.wait and shared_caps.go_first(highest, self._since, *self._in_flight()):
+            for cap, idle, wants in self._idle(shared_caps):
+                shared_caps.lend_to_first(cap, idle, wants)
         needs_pool = self._admit_all()
         highest, models = self._highest(), sorted({model for band in self.queue.bands for model in band.models})
         if highest is None:
             self._since = 0.0
         wanted = {*models, REQUESTS, TOKENS} if needs_pool else {*models}
-        for cap, idle, wants in self._idle(siblings):
+        for cap, idle, wants in self._idle(shared_caps):
             if highest is not None and wants in wanted:
-                siblings.lend_to_first(cap, idle, wants, before=(-highest, self._since, siblings.name))
+                shared_caps.lend_to_first(cap, idle, wants, before=(-highest, self._since, shared_caps.name))
             else:
-                siblings.lend(cap, idle, wants)
-        short = self.capacity.short(siblings.part) if needs_pool else ()
-        siblings.say(highest, self._since, (*models, *short))
+                shared_caps.lend(cap, idle, wants)
+        short = self.capacity.short(shared_caps.part) if needs_pool else ()
+        shared_caps.say(highest, self._since, (*models, *short))
 
     def _admit_all(self) -> bool:
         """Return whether a request waits for a cap of the whole pool, or for a share of this process."""
         full: set[str] = set()
         needs_pool = False
-        if self.queue.waiting and self._clock.now() - self._turned_at >= LONGEST_TURN:
+        if self.queue.length and self._clock.now() - self._turned_at >= LONGEST_TURN:
             self._turn()
         for band in self.queue.bands:
-            while band.waiting and (waiting := band.due(full)) is not None:
-                if not self.capacity.in_all(waiting):
-                    self._evict_for(waiting, anywhere=True)
+            while band.length and (entry := band.due(full)) is not None:
+                if not self.capacity.in_all(entry):
+                    self._evict_for(entry, anywhere=True)
                     return True
-                if not self.capacity.on_a_pod(waiting):
-                    full.add(waiting.request.model)
-                    self._evict_for(waiting, anywhere=False)
-                elif not self._in_part(waiting):
-                    full.add(waiting.request.model)
+                if not self.capacity.on_a_pod(entry):
+                    full.add(entry.request.model)
+                    self._evict_for(entry, anywhere=False)
+                elif not self._in_part(entry):
+                    full.add(entry.request.model)
                     needs_pool = True
                 else:
-                    band.dequeue(waiting)
-                    waiting.leave(None)
+                    band.dequeue(entry)
+                    entry.resolve(None)
                     self._since = self._now()
         return needs_pool
 
@@ -183,32 +183,33 @@ class FlowControl(Admission):
         request = ticket.request
         request.state.write(TICKET, ticket)
         band = self.queue.band(request.priority)
-        waiting = ticket.waiting = Waiting(request, band, self._clock.now(), ticket.end_waiting)
-        if self._passes(waiting):
-            self.let_go_on(ticket)
-            self._series.went_on(band.name, 0.0)
+        entry = ticket.entry = QueueEntry(request, band, self._clock.now(), ticket.resolve)
+        if self._passes(entry):
+            self.admitted(ticket)
+            self._series.admitted(band.name, 0.0)
             return
-        self._find_place(waiting)
-        if not self.queue.waiting:
+        self._find_place(entry)
+        if not self.queue.length:
             self._since = self._now()
-        band.push(waiting)
-        if self.siblings is not None:
+        band.push(entry)
+        if self.shared_caps is not None:
             self.admit_waiting()
-        self._evict_for(waiting, anywhere=not self.capacity.in_all(waiting))
+        self._evict_for(entry, anywhere=not self.capacity.in_all(entry))
         try:
             await self._wait(ticket)
         except BaseException:
-            waiting.band.drop(waiting)
-            self.leave(ticket)
+            entry.band.drop(entry)
+            self.end(ticket)
             raise
-        self._series.went_on(band.name, self._clock.now() - waiting.since)
+        self._series.admitted(band.name, self._clock.now() - entry.since)
 
-    def let_go_on(self, ticket: QueueTicket) -> None:
+    def admitted(self, ticket: QueueTicket) -> None:
+        """Count a request as in flight."""
         self._inside[ticket] = None
-        self._unsent[ticket] = ticket.waiting
+        self._unsent[ticket] = ticket.entry
         self._turn()
 
-    def leave(self, ticket: QueueTicket) -> None:
+    def end(self, ticket: QueueTicket) -> None:
         """End an admitted or waiting request."""
         if ticket in self._inside:
             del self._inside[ticket]
@@ -231,35 +232,35 @@ class FlowControl(Admission):
         self._admits_soon = False
         self.admit_waiting()
 
-    def refusal(self, waiting: Waiting, refusal: FlowControlRefusal) -> FlowControlRefusal:
+    def refusal(self, entry: QueueEntry, refusal: FlowControlRefusal) -> FlowControlRefusal:
         """Count the refusal and set its Retry-After."""
-        self._series.refused(waiting.band.name, refusal.reason)
-        wait = self._rate.wait(self.queue.ahead(waiting))
+        self._series.refused(entry.band.name, refusal.reason)
+        wait = self._rate.wait(self.queue.ahead(entry))
         refusal.retry_after = 1.0 if wait is None else min(LONGEST_RETRY_AFTER, max(1.0, wait))
         return refusal
 
-    def _passes(self, waiting: Waiting) -> bool:
+    def _passes(self, entry: QueueEntry) -> bool:
         """Return whether the request need not wait. A small prompt does not overtake large prompts that wait."""
-        model, least = waiting.request.model, waiting.band.priority
-        before = [band for band in self.queue.bands if band.waiting and band.priority >= least]
+        model, least = entry.request.model, entry.band.priority
+        before = [band for band in self.queue.bands if band.length and band.priority >= least]
         if any(model in band.models for band in before):
             return False
         if self._settings.max_tokens is not None and self._blocks_all_models(before):
             return False
-        if self.siblings is not None and (
-            self.siblings.go_first(waiting.band.priority, self._now(), *self._parts()) or not self._in_part(waiting)
+        if self.shared_caps is not None and (
+            self.shared_caps.go_first(entry.band.priority, self._now(), *self._in_flight()) or not self._in_part(entry)
         ):
             return False
-        return self.capacity.in_all(waiting) and self.capacity.on_a_pod(waiting)
+        return self.capacity.in_all(entry) and self.capacity.on_a_pod(entry)
 
     def _blocks_all_models(self, bands: Sequence[Band]) -> bool:
         """Return whether a request of these bands waits for capacity of all pods together, or may be admitted now."""
         full: set[str] = set()
         for band in bands:
-            while (waiting := band.due(full)) is not None:
-                if not self.capacity.in_all(waiting) or (self.capacity.on_a_pod(waiting) and self._in_part(waiting)):
+            while (entry := band.due(full)) is not None:
+                if not self.capacity.in_all(entry) or (self.capacity.on_a_pod(entry) and self._in_part(entry)):
                     return True
-                full.add(waiting.request.model)
+                full.add(entry.request.model)
         return False
 
     def _turn(self) -> None:
@@ -267,72 +268,72 @@ class FlowControl(Admission):
         self._turned_at = self._clock.now()
         self.capacity.turn()
 
-    def _in_part(self, waiting: Waiting) -> bool:
-        return self.siblings is None or self.capacity.in_part(waiting, self.siblings.part)
+    def _in_part(self, entry: QueueEntry) -> bool:
+        return self.shared_caps is None or self.capacity.in_part(entry, self.shared_caps.part)
 
-    def _idle(self, siblings: SharedCaps) -> list[tuple[str, int, str]]:
-        """Return unused parts of the shares that siblings want: see `Capacity.idle`. Siblings get only these; else two
+    def _idle(self, shared_caps: SharedCaps) -> list[tuple[str, int, str]]:
+        """Return unused parts of the shares that peers want: see `Capacity.idle`. Peers get only these; else two
         processes that wait for different pods would exchange the same shares again and again."""
-        idle = self.capacity.idle(siblings.part, siblings.wanted) if siblings.wait else ()
+        idle = self.capacity.idle(shared_caps.part, shared_caps.wanted) if shared_caps.wait else ()
         return [each for each in idle if each[1] > 0]
 
     def _now(self) -> float:
-        """Return the time by which siblings compare how long they wait: later than that of all siblings that wait, even
+        """Return the time by which peers compare how long they wait: later than that of all peers that wait, even
         if the clocks of hosts differ, so that a process that has just admitted a request is the last."""
-        return max(round(self._clock.wall(), 1), self.siblings.latest + 0.01 if self.siblings is not None else 0.0)
+        return max(
+            round(self._clock.wall(), 1), self.shared_caps.latest + 0.01 if self.shared_caps is not None else 0.0
+        )
 
     def _highest(self) -> int | None:
-        return next((band.priority for band in self.queue.bands if band.waiting), None)
+        return next((band.priority for band in self.queue.bands if band.length), None)
 
-    def _parts(self) -> tuple[int, int]:
-        """Return the requests in flight of this worker and of all."""
+    def _in_flight(self) -> tuple[int, int]:
+        """Return the requests in flight of this process and of all."""
         elsewhere = sum(endpoint.load.remote_requests for endpoint in self._fleet.ready)
         return len(self._inside), len(self._inside) + elsewhere
 
-    def _evict_for(self, waiting: Waiting, anywhere: bool) -> None:
+    def _evict_for(self, entry: QueueEntry, anywhere: bool) -> None:
         """End the least urgent request that may be ended for this one; of equals the one admitted last. If that is not
         enough, another follows when it has ended."""
         if not self._settings.evict_sheddable or self._clock.now() < self._evicts_from:
             return
         if any(ticket.is_evicted for ticket in self._inside):
             return
-        pods = self._fleet.endpoints_for(waiting.request.model)
+        pods = self._fleet.endpoints_for(entry.request.model)
         sheddable = [
             one
             for one in reversed(self._inside)
-            if one.request.priority < min(0, waiting.band.priority) and (anywhere or one.endpoint in pods)
+            if one.request.priority < min(0, entry.band.priority) and (anywhere or one.endpoint in pods)
         ]
         if sheddable:
             if self._settings.saturation.detector == "utilization":
                 self._evicts_from = self._clock.now() + EVICTION_PAUSE
             min(sheddable, key=lambda ticket: ticket.request.priority).evict()
 
-    def _find_place(self, waiting: Waiting) -> None:
+    def _find_place(self, entry: QueueEntry) -> None:
         """Make sure of a place in the queue. Raise QueueFull, or DeadlineExceeded if the request would wait in vain."""
-        request, band, queue = waiting.request, waiting.band, self.queue
-        wait = self._rate.wait(queue.ahead(waiting))
-        if wait is not None and self._clock.now() + wait > self._needed_by(waiting):
-            what = self._name_of(waiting)
-            raise self.refusal(
-                waiting, DeadlineExceeded(f"No pod will have capacity before the {what} of the request.")
-            )
+        request, band, queue = entry.request, entry.band, self.queue
+        wait = self._rate.wait(queue.ahead(entry))
+        if wait is not None and self._clock.now() + wait > self._needed_by(entry):
+            what = self._name_of(entry)
+            raise self.refusal(entry, DeadlineExceeded(f"No pod will have capacity before the {what} of the request."))
         fits = len(request.body) <= min(self._settings.max_queued_bytes, band.most_bytes)
-        while limit := band.reached_limit(request) or queue.reached_limit(waiting):
+        while limit := band.reached_limit(request) or queue.reached_limit(entry):
             if not fits:
                 is_of_band = band.most_bytes < self._settings.max_queued_bytes
                 limit = f"maxQueuedBytes of the band `{band.name}`" if is_of_band else "flowControl.maxQueuedBytes"
                 message = f"The pods are busy, and the body of the request is too large for the queue: {limit}."
-                raise self.refusal(waiting, QueueFull(message))
-            last = band.victim_for(waiting) if band.reached_limit(request) else queue.victim_for(waiting)
+                raise self.refusal(entry, QueueFull(message))
+            last = band.victim_for(entry) if band.reached_limit(request) else queue.victim_for(entry)
             if last is None:
-                raise self.refusal(waiting, QueueFull(f"The queue is full: {limit} is reached."))
+                raise self.refusal(entry, QueueFull(f"The queue is full: {limit} is reached."))
             last.band.drop(last)
-            last.leave(self.refusal(last, Displaced(DISPLACED)))
+            last.resolve(self.refusal(last, Displaced(DISPLACED)))
 
     async def _wait(self, ticket: QueueTicket) -> None:
         """Wait for admission. Raise FlowControlRefusal."""
-        waiting, now = ticket.waiting, self._clock.now()
-        expires, needed = waiting.since + waiting.band.timeout, self._needed_by(waiting)
+        entry, now = ticket.entry, self._clock.now()
+        expires, needed = entry.since + entry.band.timeout, self._needed_by(entry)
         seconds = min(expires, needed) - now
         try:
             async with asyncio.timeout(seconds if seconds < math.inf else None):
@@ -341,21 +342,21 @@ class FlowControl(Admission):
             if ticket in self._inside:
                 return
             if expires <= needed:
-                late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {waiting.band.timeout:g} s.")
+                late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {entry.band.timeout:g} s.")
             else:
-                late = DeadlineExceeded(f"No pod had capacity before the {self._name_of(waiting)} of the request.")
-            raise self.refusal(waiting, late) from None
+                late = DeadlineExceeded(f"No pod had capacity before the {self._name_of(entry)} of the request.")
+            raise self.refusal(entry, late) from None
         if refusal is not None:
             raise refusal
 
-    def _name_of(self, waiting: Waiting) -> str:
+    def _name_of(self, entry: QueueEntry) -> str:
         """Return what determines `_needed_by`."""
-        return "deadline" if self._needed_by(waiting) >= waiting.request.deadline else "objective"
+        return "deadline" if self._needed_by(entry) >= entry.request.deadline else "latency objective"
 
-    def _needed_by(self, waiting: Waiting) -> float:
-        request = waiting.request
-        if waiting.band.ordering == "slo-deadline":
-            return min(request.deadline, request.received_at + objective(request))
+    def _needed_by(self, entry: QueueEntry) -> float:
+        request = entry.request
+        if entry.band.ordering == "slo-deadline":
+            return min(request.deadline, request.received_at + ttft_objective(request))
         return request.deadline
 
 
@@ -366,7 +367,7 @@ class QueueTicket:
 
     control: FlowControl
     request: InferenceRequest
-    waiting: Waiting = field(init=False)
+    entry: QueueEntry = field(init=False)
     outcome: asyncio.Future[FlowControlRefusal | None] = field(init=False)
     """Resolves on admission with None, or with the refusal."""
     endpoint: Endpoint | None = field(init=False, default=None)
@@ -383,18 +384,18 @@ class QueueTicket:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.control.leave(self)
+        self.control.end(self)
         if not self.is_evicted or not isinstance(error, asyncio.CancelledError) or self._task is None:
             return
         if self._task.uncancel() == 0:  # else the client cancelled at the same time
             evicted = Evicted("The request was ended for a more urgent one.")
-            raise self.control.refusal(self.waiting, evicted) from None
+            raise self.control.refusal(self.entry, evicted) from None
 
-    def end_waiting(self, refusal: FlowControlRefusal | None) -> None:
+    def resolve(self, refusal: FlowControlRefusal | None) -> None:
         if self.outcome.done():
             return
         if refusal is None:
-            self.control.let_go_on(self)
+            self.control.admitted(self)
         self.outcome.set_result(refusal)
 
     def evict(self) -> None:
@@ -410,7 +411,7 @@ LEAST_KNOWN = 5.0
 """Remembered endings below which nothing is predicted."""
 
 
-class DrainRate:
+class CompletionRate:
     """Recent rate of requests that end, per second."""
 
     def __init__(self, clock: Clock) -> None:
@@ -443,8 +444,8 @@ COLD = 0.02
 
 @dataclass(eq=False)
 class LoadShedding(Admission):
-    """Refuses requests of negative priority: by the load of the pods before they are queued, and by their objectives
-    after the predictions for them have been made."""
+    """Refuses requests of negative priority: by the load of the pods before they are queued, and by their latency
+    objectives after the predictions for them have been made."""
 
     settings: FlowControlSettings
     pods: Pods
@@ -461,7 +462,7 @@ class LoadShedding(Admission):
 
     def narrow(self, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if request.priority < 0 and self.settings.shedding.missed_objectives and would_miss(request, endpoints):
-            raise self._refusal(request, "The request is shed: no pod is predicted to meet its objectives.")
+            raise self._refusal(request, "The request is shed: no pod is predicted to meet its latency objectives.")
         return endpoints
 
     def has_spare_capacity(self, request: InferenceRequest, endpoint: Endpoint) -> bool:
@@ -482,7 +483,7 @@ def chance(by_load: ShedByLoad, endpoints: Sequence[Endpoint]) -> float:
 
 
 def would_miss(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:
-    """Return whether no pod is predicted to meet the objectives; False while a pod is idle."""
+    """Return whether no pod is predicted to meet the latency objectives; False while a pod is idle."""
     wanted, forecast = objectives(request), request.state.read(LATENCY)
     if wanted is None or forecast is None:
         return False
@@ -505,7 +506,7 @@ class FlowSeries:
     catalogue: Catalogue
     pool: str
 
-    def went_on(self, band: str, waited: float) -> None:
+    def admitted(self, band: str, waited: float) -> None:
         self.catalogue.queue_wait.cell(self.pool, band).observe(waited)
 
     def refused(self, band: str, reason: Reason) -> None:
@@ -514,7 +515,7 @@ class FlowSeries:
     def read(self, queue: Queue, capacity: Capacity) -> None:
         """Set the gauges before an exposition."""
         for band in queue.bands:
-            self.catalogue.queue_length.cell(self.pool, band.name).value = band.waiting
+            self.catalogue.queue_length.cell(self.pool, band.name).value = band.length
             self.catalogue.queue_bytes.cell(self.pool, band.name).value = band.bytes
         self.catalogue.saturation.cell(self.pool).value = capacity.saturation()
 

@@ -45,8 +45,9 @@ class Queue:
             self.band(band.priority).succeed(band)
 
     @property
-    def waiting(self) -> int:
-        return sum(band.waiting for band in self.bands)
+    def length(self) -> int:
+        """Number of waiting requests."""
+        return sum(band.length for band in self.bands)
 
     @property
     def bytes(self) -> int:
@@ -59,29 +60,29 @@ class Queue:
             band = self._add(replace(model, priority=priority, name=""))
         return band
 
-    def reached_limit(self, waiting: Waiting) -> str:
+    def reached_limit(self, entry: QueueEntry) -> str:
         """Return the limit that leaves no place for the request; empty if there is one."""
-        settings, count = self._settings, self.waiting
+        settings, count = self._settings, self.length
         if count >= settings.max_queued:
             return "flowControl.maxQueued"
-        if self.bytes + len(waiting.request.body) > settings.max_queued_bytes:
+        if self.bytes + len(entry.request.body) > settings.max_queued_bytes:
             return "flowControl.maxQueuedBytes"
         spare = int(settings.max_queued * SPARE)
-        if count < settings.max_queued - spare or count == waiting.band.not_displaceable_by(waiting.request):
+        if count < settings.max_queued - spare or count == entry.band.not_displaceable_by(entry.request):
             return ""
-        below = sum(band.waiting for band in self.bands if band.priority < waiting.band.priority)
-        is_spare = below > spare or waiting.band.victim_for(waiting) is not None
+        below = sum(band.length for band in self.bands if band.priority < entry.band.priority)
+        is_spare = below > spare or entry.band.victim_for(entry) is not None
         return "" if is_spare else "flowControl.maxQueued"
 
-    def victim_for(self, waiting: Waiting) -> Waiting | None:
+    def victim_for(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the request to drop for it: the last of the lowest band, if that is below its own."""
-        lowest = next((band for band in reversed(self.bands) if band.waiting), waiting.band)
-        return lowest.last() if lowest.priority < waiting.band.priority else waiting.band.victim_for(waiting)
+        lowest = next((band for band in reversed(self.bands) if band.length), entry.band)
+        return lowest.last() if lowest.priority < entry.band.priority else entry.band.victim_for(entry)
 
-    def ahead(self, waiting: Waiting) -> int:
+    def ahead(self, entry: QueueEntry) -> int:
         """Return the number of requests before it."""
-        band = waiting.band
-        return sum(other.waiting for other in self.bands if other.priority > band.priority) + band.ahead(waiting)
+        band = entry.band
+        return sum(other.length for other in self.bands if other.priority > band.priority) + band.ahead(entry)
 
     def _set(self, settings: FlowControlSettings) -> None:
         self._settings = settings
@@ -96,7 +97,7 @@ class Queue:
         band = self._by_priority[settings.priority] = Band(settings, self._settings, self.attained)
         self.bands = sorted((*self.bands, band), key=attrgetter("priority"), reverse=True)
         for place, each in enumerate(self.bands[1:], 1):
-            each.depth = place / (len(self.bands) - 1)
+            each.rank = place / (len(self.bands) - 1)
         return band
 
 
@@ -112,19 +113,19 @@ SHARED_FLOWS = 64
 """Flows that all further tenants without a key share, by a hash of the name."""
 
 
-class Waiting:
-    """A request in the queue. `since` is in monotonic seconds, `cost` in prompt tokens; `leave` takes it out, with a
-    refusal or, on admission, None."""
+class QueueEntry:
+    """A request at flow control, admitted or queued. `since` is in monotonic seconds, `cost` in prompt tokens;
+    `resolve` ends its wait, with a refusal or, on admission, None."""
 
-    __slots__ = ("band", "cost", "flow", "key", "leave", "number", "request", "since")
+    __slots__ = ("band", "cost", "flow", "key", "number", "request", "resolve", "since")
 
     def __init__(
-        self, request: InferenceRequest, band: Band, since: float, leave: Callable[[FlowControlRefusal | None], None]
+        self, request: InferenceRequest, band: Band, since: float, resolve: Callable[[FlowControlRefusal | None], None]
     ) -> None:
         self.request = request
         self.band = band
         self.since = since
-        self.leave = leave
+        self.resolve = resolve
         self.cost = max(1, request.prompt.tokens)
         self.key = band.key(request, since)
         self.number = 0
@@ -137,7 +138,7 @@ class Waiting:
         cost = max(1, tokens)
         if self.flow is not None and self.band.counts_tokens:
             self.flow.served += (cost - self.cost) / self.flow.share
-            self.band.rank(self.flow)
+            self.band.place(self.flow)
         self.cost = cost
 
 
@@ -149,30 +150,30 @@ class Flow:
     number: int
     """Order of creation; decides between flows that are equal otherwise."""
     served: float = 0.0
-    waiting: dict[Waiting, None] = field(default_factory=dict)
+    entries: dict[QueueEntry, None] = field(default_factory=dict)
     """In order of arrival."""
-    ordered: Ranking[Waiting] = field(default_factory=lambda: Ranking())
+    ordered: Ranking[QueueEntry] = field(default_factory=lambda: Ranking())
     """In the order of admission."""
     model: str | None = None
     """Model of the first request, under which the band ranks the flow."""
 
-    def push(self, waiting: Waiting) -> None:
-        self.waiting[waiting] = None
-        self.ordered.place(waiting, waiting.key, waiting.number)
+    def push(self, entry: QueueEntry) -> None:
+        self.entries[entry] = None
+        self.ordered.place(entry, entry.key, entry.number)
 
-    def drop(self, waiting: Waiting) -> None:
-        del self.waiting[waiting]
-        self.ordered.remove(waiting)
+    def drop(self, entry: QueueEntry) -> None:
+        del self.entries[entry]
+        self.ordered.remove(entry)
 
     @property
-    def last(self) -> Waiting:
+    def last(self) -> QueueEntry:
         """The latest arrival; the flow is not empty."""
-        return next(reversed(self.waiting))
+        return next(reversed(self.entries))
 
     @property
-    def length(self) -> float:
+    def relative_length(self) -> float:
         """Waiting requests divided by the share."""
-        return len(self.waiting) / self.share
+        return len(self.entries) / self.share
 
 
 class Band:
@@ -186,11 +187,12 @@ class Band:
         self.priority = settings.priority
         self.name = settings.name or str(settings.priority)
         self.ceiling = settings.ceiling
-        self.depth = 0.0
-        """Rank from 0, the highest band, to 1, the lowest."""
+        self.rank = 0.0
+        """From 0, the highest band, to 1, the lowest."""
         self.timeout: float = settings.queue_timeout or defaults.queue_timeout
         self.ordering = settings.ordering or defaults.ordering
-        self.waiting = 0
+        self.length = 0
+        """Number of waiting requests."""
         self.bytes = 0
         self.models: dict[str, int] = {}
         """Number of waiting requests by model."""
@@ -212,7 +214,7 @@ class Band:
         """The active flows, the longest first."""
         self._lengths = Counter[int]()
         """Number of active flows by number of waiting requests."""
-        self._ordered: Ranking[Waiting] | None = None
+        self._ordered: Ranking[QueueEntry] | None = None
         """All waiting requests, where flows have no turns and the order is not that of arrival."""
         if self._fairness == "strict" and self.ordering != "fcfs":
             self._ordered = Ranking()
@@ -225,26 +227,26 @@ class Band:
         for tenant, flow in other._flows.items():
             mine = self._add_flow(tenant)
             mine.served = flow.served * flow.share / mine.share
-        for waiting in sorted((one for flow in other._active for one in flow.waiting), key=attrgetter("since")):
-            waiting.band, waiting.key = self, self.key(waiting.request, waiting.since)
-            self.push(waiting)
+        for entry in sorted((one for flow in other._active for one in flow.entries), key=attrgetter("since")):
+            entry.band, entry.key = self, self.key(entry.request, entry.since)
+            self.push(entry)
 
-    def push(self, waiting: Waiting) -> None:
-        request = waiting.request
+    def push(self, entry: QueueEntry) -> None:
+        request = entry.request
         tenant = self._flow_name(request)
         flow = self._flows.get(tenant) or self._add_flow(tenant)
-        if not flow.waiting:
+        if not flow.entries:
             flow.served = max(flow.served, self._served)
-        waiting.flow, waiting.number = flow, next(self._numbers)
-        flow.push(waiting)
-        self._resized(flow, len(flow.waiting) - 1)
+        entry.flow, entry.number = flow, next(self._numbers)
+        flow.push(entry)
+        self._resized(flow, len(flow.entries) - 1)
         if self._ordered is not None:
-            self._ordered.place(waiting, waiting.key, waiting.number)
-        self.waiting += 1
+            self._ordered.place(entry, entry.key, entry.number)
+        self.length += 1
         self.bytes += len(request.body)
         self.models[request.model] = self.models.get(request.model, 0) + 1
 
-    def due(self, full: Collection[str]) -> Waiting | None:
+    def due(self, full: Collection[str]) -> QueueEntry | None:
         """Return the next request to admit, without the models that are full."""
         if all(model in full for model in self.models):
             return None
@@ -253,34 +255,34 @@ class Band:
         ranks = [flows.first for model, flows in self._ranked.items() if model not in full]
         return min(ranks)[2].ordered.first[2] if ranks else None
 
-    def dequeue(self, waiting: Waiting) -> None:
+    def dequeue(self, entry: QueueEntry) -> None:
         """Admit the request and count its service."""
-        flow = waiting.flow
-        self.drop(waiting)
+        flow = entry.flow
+        self.drop(entry)
         if flow is not None:
             self._served = max(self._served, flow.served)
-            flow.served += (waiting.cost if self.counts_tokens else 1) / flow.share
-            self.rank(flow)
+            flow.served += (entry.cost if self.counts_tokens else 1) / flow.share
+            self.place(flow)
 
-    def drop(self, waiting: Waiting) -> None:
-        flow, request = waiting.flow, waiting.request
-        if flow is None or waiting not in flow.waiting:
+    def drop(self, entry: QueueEntry) -> None:
+        flow, request = entry.flow, entry.request
+        if flow is None or entry not in flow.entries:
             return
-        flow.drop(waiting)
-        self.waiting -= 1
+        flow.drop(entry)
+        self.length -= 1
         self.bytes -= len(request.body)
         left = self.models.pop(request.model) - 1
         if left:
             self.models[request.model] = left
         if self._ordered is not None:
-            self._ordered.remove(waiting)
-        self._resized(flow, len(flow.waiting) + 1)
+            self._ordered.remove(entry)
+        self._resized(flow, len(flow.entries) + 1)
 
-    def rank(self, flow: Flow) -> None:
+    def place(self, flow: Flow) -> None:
         """Put an active flow at its place among the others, after a change of its first request or of `served`."""
         if self._fairness == LEAST_SERVICE:
             return
-        key, number, first = flow.ordered.first if flow.waiting else (0.0, 0, None)
+        key, number, first = flow.ordered.first if flow.entries else (0.0, 0, None)
         model = None if first is None else first.request.model
         if flow.model is not None and flow.model != model:
             ranked = self._ranked[flow.model]
@@ -296,56 +298,56 @@ class Band:
 
     def reached_limit(self, request: InferenceRequest) -> str:
         """Return the limit of the band that leaves no place for the request; empty if there is one."""
-        if self.waiting >= self._most:
+        if self.length >= self._most:
             return f"maxQueued of the band `{self.name}`"
         if self.bytes + len(request.body) > self.most_bytes:
             return f"maxQueuedBytes of the band `{self.name}`"
         return ""
 
-    def ahead(self, waiting: Waiting) -> int:
+    def ahead(self, entry: QueueEntry) -> int:
         """Return the estimated number of requests of the band before it: flows have turns of one request."""
         if self._fairness == "strict":
-            return self.waiting if self._ordered is None else self._ordered.up_to(waiting.key)
-        own = self._flow_of(waiting.request)
-        mine = self._before(own, waiting) if own is not None else 0
+            return self.length if self._ordered is None else self._ordered.up_to(entry.key)
+        own = self._flow_of(entry.request)
+        mine = self._before(own, entry) if own is not None else 0
         turns = sum(flows * min(length, mine + 1) for length, flows in self._lengths.items())
-        return mine + turns - (min(len(own.waiting), mine + 1) if own is not None else 0)
+        return mine + turns - (min(len(own.entries), mine + 1) if own is not None else 0)
 
-    def last(self) -> Waiting | None:
+    def last(self) -> QueueEntry | None:
         """The last one of the longest flow."""
-        return self._by_length.first[2].last if self.waiting else None
+        return self._by_length.first[2].last if self.length else None
 
-    def victim_for(self, waiting: Waiting) -> Waiting | None:
+    def victim_for(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the request to drop for it in a full queue: the last of a tenant with clearly more waiting."""
         last = self.last() if self._fairness != "strict" else None
         if last is None or last.flow is None:
             return None
-        own = self._flow_of(waiting.request)
-        length = 1 / self._share(waiting.request.tenant) if own is None else (len(own.waiting) + 1) / own.share
-        return last if last.flow.length * CLEARLY > length else None
+        own = self._flow_of(entry.request)
+        length = 1 / self._share(entry.request.tenant) if own is None else (len(own.entries) + 1) / own.share
+        return last if last.flow.relative_length * CLEARLY > length else None
 
     def not_displaceable_by(self, request: InferenceRequest) -> int:
         """Return how many waiting requests would not be dropped for one more of this tenant."""
         if self._fairness == "strict":
-            return self.waiting
+            return self.length
         flow = self._flow_of(request)
-        return 0 if flow is None else len(flow.waiting)
+        return 0 if flow is None else len(flow.entries)
 
     def tenants(self) -> Iterator[tuple[str, int, float]]:
         """Yield each tenant with waiting requests, their number, and since when the oldest one waits."""
         for tenant, flow in self._flows.items():
-            if flow.waiting:
-                yield tenant, len(flow.waiting), next(iter(flow.waiting)).since
+            if flow.entries:
+                yield tenant, len(flow.entries), next(iter(flow.entries)).since
 
     def key(self, request: InferenceRequest, since: float) -> float:
         """Within a flow the smallest goes first."""
         if self.ordering == "edf":
             return min(request.deadline, since + self.timeout)
         if self.ordering == "slo-deadline":
-            return request.received_at + objective(request)
+            return request.received_at + ttft_objective(request)
         return since
 
-    def _least_served(self, full: Collection[str]) -> Waiting | None:
+    def _least_served(self, full: Collection[str]) -> QueueEntry | None:
         heads = [(flow.ordered.first[2], flow.share, flow.number) for flow in self._active]
         had = _spread([self._attained.had(one.request.tenant) / share for one, share, _ in heads])
         late = _spread([one.since for one, _, _ in heads])
@@ -357,12 +359,12 @@ class Band:
         ]
         return min(ranks)[3] if ranks else None
 
-    def _before(self, flow: Flow, waiting: Waiting) -> int:
-        return len(flow.waiting) if self.ordering == "fcfs" else flow.ordered.up_to(waiting.key)
+    def _before(self, flow: Flow, entry: QueueEntry) -> int:
+        return len(flow.entries) if self.ordering == "fcfs" else flow.ordered.up_to(entry.key)
 
     def _resized(self, flow: Flow, before: int) -> None:
         """Update the rankings after the flow had `before` requests."""
-        length = len(flow.waiting)
+        length = len(flow.entries)
         self._lengths[length] += 1
         self._lengths[before] -= 1
         for each in (0, before):
@@ -370,11 +372,11 @@ class Band:
                 del self._lengths[each]
         if length:
             self._active[flow] = None
-            self._by_length.place(flow, -flow.length, flow.number)
+            self._by_length.place(flow, -flow.relative_length, flow.number)
         else:
             del self._active[flow]
             self._by_length.remove(flow)
-        self.rank(flow)
+        self.place(flow)
 
     def _flow_of(self, request: InferenceRequest) -> Flow | None:
         """Return the flow of the request; None if it does not exist yet."""
@@ -386,13 +388,13 @@ class Band:
         if len(self._active) < MOST_UNKNOWN_TENANTS or tenant in self._shares:
             return tenant
         flow = self._flows.get(tenant)
-        if (flow is not None and flow.waiting) or request.state.read(IDENTITY) is not None:
+        if (flow is not None and flow.entries) or request.state.read(IDENTITY) is not None:
             return tenant
         return f"others, {crc32(tenant.encode()) % SHARED_FLOWS}"
 
     def _add_flow(self, tenant: str) -> Flow:
-        if len(self._flows) >= IDLE_FLOWS + self.waiting:
-            self._flows = {name: flow for name, flow in self._flows.items() if flow.waiting}
+        if len(self._flows) >= IDLE_FLOWS + self.length:
+            self._flows = {name: flow for name, flow in self._flows.items() if flow.entries}
         flow = self._flows[tenant] = Flow(self._share(tenant), next(self._begun))
         return flow
 
@@ -405,7 +407,7 @@ def _spread(values: Sequence[float]) -> list[float]:
     return [(value - low) / (high - low) if high > low else 0.0 for value in values]
 
 
-def objective(request: InferenceRequest) -> float:
+def ttft_objective(request: InferenceRequest) -> float:
     """Return the requested time to first token in seconds; infinite without one."""
     wanted = objectives(request)
     return math.inf if wanted is None or wanted.ttft is None else wanted.ttft

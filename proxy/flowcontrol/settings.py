@@ -91,8 +91,8 @@ class Shedding:
     )
     missed_objectives: bool = param(
         False,
-        "refuse requests of negative priority that no pod is predicted to serve within their objectives; needs "
-        "predicted-latency-producer",
+        "refuse requests of negative priority that no pod is predicted to serve within their latency objectives; "
+        "needs predicted-latency-producer",
     )
 
 
@@ -130,7 +130,7 @@ class FlowControlSettings:
         Duration(60.0), "longest time that a request waits; then it is refused with 429", more_than=0
     )
     ordering: Ordering = param(
-        "fcfs", "order of the requests of a tenant: fcfs by arrival, edf by deadline, slo-deadline by objective"
+        "fcfs", "order of the requests of a tenant: fcfs by arrival, edf by deadline, slo-deadline by latency objective"
     )
     fairness: Fairness = param(
         "round-robin",

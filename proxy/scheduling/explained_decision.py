@@ -173,7 +173,7 @@ class EntryBuilder:
             prompt_tokens=(state.read(TOKENIZED_PROMPT) or request.prompt).tokens,
             received_at=request.received_at,
             decided_at=self._clock.now(),
-            queued_since=None if ticket is None else ticket.waiting.since,
+            queued_since=None if ticket is None else ticket.entry.since,
             is_requested=is_requested,
             candidates=tuple(candidates),
             situations=tuple(map(_SITUATION, candidates)),

@@ -352,9 +352,9 @@ def test_a_single_proxy_shares_nothing() -> None:
 
 
 def parts(proxy: Replicated, cap: str, most: int) -> int:
-    siblings = proxy.serving.flow_controls["default"].siblings
-    assert siblings is not None
-    return siblings.part(cap, most)
+    shared_caps = proxy.serving.flow_controls["default"].shared_caps
+    assert shared_caps is not None
+    return shared_caps.part(cap, most)
 
 
 @needs_redis

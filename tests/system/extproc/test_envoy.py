@@ -235,9 +235,9 @@ async def test_a_client_that_leaves_frees_its_pod_or_its_place_in_the_queue(tmp_
         async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
-            await until(lambda: queue.waiting == 1)
+            await until(lambda: queue.length == 1)
             waits.cancel()
-            await until(lambda: queue.waiting == 0)
+            await until(lambda: queue.length == 0)
             assert s.app.ledger.in_flight == 1
         await s.idle()
         assert [record.aborted for record in s.pods[0].requests] == [True]
@@ -378,7 +378,7 @@ async def test_running_streams_are_ended_or_refused_when_kvlane_stops(tmp_path: 
         async with s.http.post(s.url + CHAT, json=chat_body("Hi", **LONG)) as running:
             await running.content.readline()
             waits = asyncio.ensure_future(s.chat())
-            await until(lambda: queue.waiting == 1)
+            await until(lambda: queue.length == 1)
             await s.app._stop_serving(0.05)
             response, _ = await waits
             assert (response.status, response.headers["x-kvlane-reason"]) == (503, "rejected-shutting-down")

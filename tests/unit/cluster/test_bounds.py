@@ -203,13 +203,13 @@ def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch
 def test_a_peer_lends_a_bounded_number_of_caps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "MOST_CAPS", 10)
     monkeypatch.setattr(shared, "MOST_CAPS", 10)
-    siblings = SharedCaps(2, lambda *_: None, name="me")
-    queue = SharedQueue("default", siblings, lambda: None)
+    shared_caps = SharedCaps(2, lambda *_: None, name="me")
+    queue = SharedQueue("default", shared_caps, lambda: None)
     for number in range(1000):
         queue.receive(
             5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {"me": {f"cap{number}": 1}}, ())
         )
-    assert len(siblings._got[5]) == 10
+    assert len(shared_caps._got[5]) == 10
     with pytest.raises(InvalidMessage):
         queue.receive(
             5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {}, [str(each) for each in range(11)])

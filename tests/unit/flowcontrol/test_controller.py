@@ -29,7 +29,7 @@ class Watcher(FlowSeries):
         self.not_served: list[tuple[str, str]] = []
         self.has_ended = False
 
-    def went_on(self, band: str, waited: float) -> None:
+    def admitted(self, band: str, waited: float) -> None:
         self.gone_on.append(band)
 
     def refused(self, band: str, reason: Reason) -> None:
@@ -131,7 +131,7 @@ async def world(pods: Sequence[Endpoint] = (), **settings: Any) -> AsyncIterator
         yield it
     finally:
         await it.end()
-        assert it.control.queue.waiting == 0
+        assert it.control.queue.length == 0
         assert it.control.queue.bytes == 0
         assert not it.control._inside
         assert all(pod.load.requests == 0 for pod in it.pods)
@@ -335,7 +335,7 @@ async def test_cached_tokens_cost_the_tenant_nothing() -> None:
         await it.come("a0", "a1", tenant="a", tokens=100)
         await it.come("b0", "b1", tenant="b", tokens=100)
         await it.leave("x")
-        next(iter(it.control._inside)).waiting.recount(1)
+        next(iter(it.control._inside)).entry.recount(1)
         await it.leave("a0")
         assert it.order == ["x", "a0", "b0"]
         await it.leave("b0")
@@ -414,7 +414,7 @@ async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
     async with world(max_concurrent=1, max_queued=1) as it:
         await it.come("a", "b")
         await it.cancel("b")
-        assert it.control.queue.waiting == 0
+        assert it.control.queue.length == 0
         await it.come("c")
         await it.leave("a")
         assert it.names == "ac"
@@ -466,7 +466,7 @@ async def test_sheddable_requests_are_evicted_newest_first_and_one_at_a_time() -
         assert list(it.refused) == ["t", "s"]
         assert it.names == "stnop"
         await it.come("u", priority=-1)
-        assert it.control.queue.waiting == 2, "no request is evicted for a sheddable one"
+        assert it.control.queue.length == 2, "no request is evicted for a sheddable one"
 
 
 async def test_no_request_is_evicted_unless_configured() -> None:
@@ -486,7 +486,7 @@ async def test_a_full_queue_evicts_for_a_smaller_tenant_and_a_higher_priority() 
         assert it.refused["a5"].message == "The queue is full: flowControl.maxQueued is reached."
         await it.come("u", priority=1)
         assert it.refused["a3"].reason is Reason.EVICTED_QUEUE_PRESSURE
-        assert it.control.queue.waiting == 4
+        assert it.control.queue.length == 4
         assert it.watcher.not_served == [
             ("0", "evicted-queue-pressure"),
             ("0", "rejected-saturated"),
@@ -525,7 +525,7 @@ async def test_a_request_queued_until_its_deadline_is_refused_for_it() -> None:
         await asyncio.sleep(0.05)
         await it.settle()
         assert it.refused["b"].reason is Reason.DEADLINE
-        assert it.refused["b"].message == "No pod had capacity before the objective of the request."
+        assert it.refused["b"].message == "No pod had capacity before the latency objective of the request."
 
 
 async def test_requests_behind_a_large_prompt_proceed_when_it_gives_up() -> None:
@@ -583,7 +583,7 @@ async def test_a_request_whose_prompt_another_pod_computes_keeps_its_cost() -> N
         decode = _sent(ticket.request, it.pods[0])
         decode.stage, decode.charge = Stage.DECODE, (0, 10)
         it.control.attempt_started(decode)
-        assert ticket.waiting.cost == 50
+        assert ticket.entry.cost == 50
 
 
 def _sent(request: InferenceRequest, pod: Endpoint) -> Attempt:
@@ -643,7 +643,7 @@ async def test_the_last_twentieth_of_the_queue_is_reserved(fairness: str, places
         await it.come("x")
         for number in range(30):
             await it.come(f"a{number}", f"b{number}", tenant=f"{number % 2}")
-        assert it.control.queue.waiting == places
+        assert it.control.queue.length == places
         assert Reason.EVICTED_QUEUE_PRESSURE not in {refusal.reason for refusal in it.refused.values()}
         await it.come("c", tenant="c")
         assert "c" not in it.refused or fairness == "strict"
@@ -655,7 +655,7 @@ async def test_changed_settings_keep_and_reorder_the_queue() -> None:
         for name, left in (("a", 50.0), ("b", 30.0), ("c", 40.0)):
             await it.come(name, deadline=it.clock.now() + left)
         it.control.settings = FlowControlSettings(max_concurrent=1, ordering="edf")
-        assert (it.control.queue.waiting, it.control.queue.bytes) == (3, 12)
+        assert (it.control.queue.length, it.control.queue.bytes) == (3, 12)
         await it.leave("0", "b", "c", "a")
         assert it.names == "0bca"
 
@@ -677,9 +677,9 @@ async def test_requests_of_a_removed_band_wait_in_a_band_of_their_priority() -> 
         await it.come("a")
         await it.come("b", priority=5)
         it.control.settings = FlowControlSettings(max_concurrent=1, bands=(BandSettings(name="all"),))
-        assert [(band.name, band.waiting) for band in it.control.queue.bands] == [("5", 1), ("all", 1)]
+        assert [(band.name, band.length) for band in it.control.queue.bands] == [("5", 1), ("all", 1)]
         await it.cancel("a")
-        assert it.control.queue.waiting == 1
+        assert it.control.queue.length == 1
         await it.leave("0", "b")
         assert it.names == "0b"
 
@@ -714,7 +714,7 @@ async def test_clients_that_leave_together_cause_one_search_for_capacity() -> No
         for name in names[1:]:
             it._tasks[name].cancel()
         await it.settle()
-        assert it.control.queue.waiting == 0
+        assert it.control.queue.length == 0
         assert it.queries - before < 5
 
 

@@ -46,8 +46,8 @@ class Process:
         self._messages: list[bytes] = []
         self._is_due = False
         self.control = FlowControl(FlowControlSettings(**caps), cast(Pods, self), clock, Watcher())
-        siblings = self.control.siblings = SharedCaps(PROCESSES, self._say, number, str(number))
-        self._queue = SharedQueue("default", siblings, self.control.admit_soon)
+        shared_caps = self.control.shared_caps = SharedCaps(PROCESSES, self._say, number, str(number))
+        self._queue = SharedQueue("default", shared_caps, self.control.admit_soon)
 
     @property
     def ready(self) -> Sequence[Endpoint]:

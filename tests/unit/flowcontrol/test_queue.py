@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.ports import IDENTITY, Identity
 from proxy.core.request import CycleState, InferenceRequest, Prompt
-from proxy.flowcontrol.queue import MOST_UNKNOWN_TENANTS, SHARED_FLOWS, Queue, Waiting
+from proxy.flowcontrol.queue import MOST_UNKNOWN_TENANTS, SHARED_FLOWS, Queue, QueueEntry
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 
 
@@ -24,23 +24,23 @@ class Line:
         self.queue = Queue(FlowControlSettings(**settings))
         self.now = 0.0
 
-    def come(self, tenant: str = "", tokens: int = 1, **fields: Any) -> Waiting:
+    def come(self, tenant: str = "", tokens: int = 1, **fields: Any) -> QueueEntry:
         self.now += 1.0
         prompt = Prompt((b"x" * 4 * tokens,))
         request = InferenceRequest("r", "/", fields.pop("model", "m"), prompt, b"12345678", tenant=tenant, **fields)
-        waiting = Waiting(request, self.queue.band(request.priority), self.now, lambda refusal: None)
-        waiting.band.push(waiting)
-        return waiting
+        entry = QueueEntry(request, self.queue.band(request.priority), self.now, lambda refusal: None)
+        entry.band.push(entry)
+        return entry
 
-    def next(self) -> Waiting | None:
+    def next(self) -> QueueEntry | None:
         for band in self.queue.bands:
-            if (waiting := band.due(())) is not None:
-                band.dequeue(waiting)
-                return waiting
+            if (entry := band.due(())) is not None:
+                band.dequeue(entry)
+                return entry
         return None
 
     def served(self, count: int) -> Counter[str]:
-        return Counter(waiting.request.tenant for _ in range(count) if (waiting := self.next()) is not None)
+        return Counter(entry.request.tenant for _ in range(count) if (entry := self.next()) is not None)
 
 
 REQUESTS = st.lists(
@@ -67,19 +67,19 @@ def test_each_request_leaves_once_and_higher_priorities_first(requests: Any, dat
         for tenant, tokens, priority, deadline, model in requests
     ]
     gone = data.draw(st.sets(st.sampled_from(here))) if here else set()
-    for waiting in gone:
-        waiting.band.drop(waiting)
-        waiting.band.drop(waiting)
-    assert line.queue.waiting == len(here) - len(gone)
-    assert line.queue.bytes == 8 * line.queue.waiting
+    for entry in gone:
+        entry.band.drop(entry)
+        entry.band.drop(entry)
+    assert line.queue.length == len(here) - len(gone)
+    assert line.queue.bytes == 8 * line.queue.length
     order = []
-    while (waiting := line.next()) is not None:
-        order.append(waiting)
+    while (entry := line.next()) is not None:
+        order.append(entry)
     assert set(order) == set(here) - gone
     assert len(order) == len(set(order))
-    priorities = [waiting.request.priority for waiting in order]
+    priorities = [entry.request.priority for entry in order]
     assert priorities == sorted(priorities, reverse=True)
-    assert line.queue.waiting == line.queue.bytes == 0
+    assert line.queue.length == line.queue.bytes == 0
     assert not any(band.models for band in line.queue.bands)
     for flow in {(one.request.tenant, one.request.priority) for one in order}:
         keys = [one.key for one in order if (one.request.tenant, one.request.priority) == flow]
@@ -96,10 +96,10 @@ def test_while_two_tenants_wait_neither_has_more_than_one_large_prompt_beyond_it
     for tokens in few:
         line.come("few", tokens)
     had = Counter[str]()
-    while all(flow.waiting for flow in line.queue.bands[0]._flows.values()):
-        waiting = line.next()
-        assert waiting is not None
-        had[waiting.request.tenant] += waiting.cost
+    while all(flow.entries for flow in line.queue.bands[0]._flows.values()):
+        entry = line.next()
+        assert entry is not None
+        had[entry.request.tenant] += entry.cost
         assert abs(had["many"] - had["few"]) <= 100
 
 
@@ -149,14 +149,14 @@ def test_eviction_takes_the_last_of_the_lowest_band_and_of_its_largest_tenant() 
     line = Line(max_queued=100)
     low = [line.come("any", priority=-1) for _ in range(3)]
     many = [line.come("many") for _ in range(20)]
-    newcomer = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
+    newcomer = QueueEntry(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
     assert line.queue.victim_for(newcomer) is low[-1]
-    for waiting in low:
-        waiting.band.drop(waiting)
+    for entry in low:
+        entry.band.drop(entry)
     assert line.queue.victim_for(newcomer) is many[-1]
-    again = Waiting(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
+    again = QueueEntry(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
     assert line.queue.victim_for(again) is None
-    below = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(-1), 99.0, lambda refusal: None)
+    below = QueueEntry(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(-1), 99.0, lambda refusal: None)
     assert line.queue.victim_for(below) is None, "no request leaves for a less urgent one"
 
 
@@ -164,14 +164,14 @@ def test_the_position_counts_turns() -> None:
     line = Line()
     for _ in range(50):
         line.come("many")
-    few = Waiting(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
-    many = Waiting(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
+    few = QueueEntry(InferenceRequest("r", "/", "m", tenant="few"), line.queue.band(0), 99.0, lambda refusal: None)
+    many = QueueEntry(InferenceRequest("r", "/", "m", tenant="many"), line.queue.band(0), 99.0, lambda refusal: None)
     assert (line.queue.ahead(few), line.queue.ahead(many)) == (1, 50)
     strict = Line(fairness="strict", ordering="edf")
     for deadline in (10.0, 30.0, 50.0):
         strict.come("many", deadline=deadline)
     request = InferenceRequest("r", "/", "m", tenant="few", deadline=40.0)
-    assert strict.queue.ahead(Waiting(request, strict.queue.band(0), 4.0, lambda refusal: None)) == 2
+    assert strict.queue.ahead(QueueEntry(request, strict.queue.band(0), 4.0, lambda refusal: None)) == 2
 
 
 def test_later_deadlines_of_its_own_tenant_are_not_ahead_of_a_request() -> None:
@@ -179,15 +179,15 @@ def test_later_deadlines_of_its_own_tenant_are_not_ahead_of_a_request() -> None:
     line.come("a", deadline=90.0)
     line.come("b", deadline=90.0)
     request = InferenceRequest("r", "/", "m", Prompt((b"",)), b"", tenant="a", deadline=50.0)
-    assert line.queue.ahead(Waiting(request, line.queue.band(0), 4.0, lambda refusal: None)) == 1
+    assert line.queue.ahead(QueueEntry(request, line.queue.band(0), 4.0, lambda refusal: None)) == 1
 
 
 def test_requests_that_left_from_the_middle_are_not_held() -> None:
     line = Line()
     first = line.come()
     for _ in range(1000):
-        waiting = line.come()
-        waiting.band.drop(waiting)
+        entry = line.come()
+        entry.band.drop(entry)
     assert first.flow is not None
     assert len(first.flow.ordered) == 1
 
@@ -206,7 +206,7 @@ def test_least_service_prefers_the_least_recent_service_in_any_band() -> None:
     line.queue.attained.add("b", 400, now=60.0)
     for tenant in "aabbcc":
         line.come(tenant)
-    order = [waiting.request.tenant for _ in range(6) if (waiting := line.next()) is not None]
+    order = [entry.request.tenant for _ in range(6) if (entry := line.next()) is not None]
     assert order == list("ccbbaa"), "a has 500 left of its 1000"
 
 
@@ -239,14 +239,14 @@ def _steps(line: Line) -> int:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    waiting = [line.come(f"new-{number}") for number in range(3)]
+    entries = [line.come(f"new-{number}") for number in range(3)]
     sys.setprofile(count)
     try:
-        line.queue.ahead(waiting[0])
-        line.queue.victim_for(waiting[0])
+        line.queue.ahead(entries[0])
+        line.queue.victim_for(entries[0])
         line.come("another")
         line.next()
-        waiting[1].band.drop(waiting[1])
+        entries[1].band.drop(entries[1])
     finally:
         sys.setprofile(None)
     return calls
@@ -266,7 +266,7 @@ def test_the_cost_of_an_arrival_and_a_departure_is_independent_of_the_number_of_
     assert _steps(many) < 1.5 * _steps(few)
 
 
-def known(line: Line, tenant: str) -> Waiting:
+def known(line: Line, tenant: str) -> QueueEntry:
     """A request with a key."""
     state = CycleState()
     state.write(IDENTITY, Identity(tenant, tenant))
@@ -276,15 +276,15 @@ def known(line: Line, tenant: str) -> Waiting:
 def test_tenants_that_clients_invent_share_a_bounded_number_of_flows_and_lose_no_request() -> None:
     line = Line(shares={"gold": 2.0})
     here = [line.come(f"invented-{number}") for number in range(3000)]
-    flows = {waiting.flow for waiting in here}
+    flows = {entry.flow for entry in here}
     assert len(flows) == MOST_UNKNOWN_TENANTS + SHARED_FLOWS
     assert len(line.queue.bands[0]._flows) == len(flows)
     gold, keyed = line.come("gold"), known(line, "keyed")
     assert gold.flow not in flows, "the configuration names it"
     assert keyed.flow not in flows, "its key names it"
     order = []
-    while (waiting := line.next()) is not None:
-        order.append(waiting)
+    while (entry := line.next()) is not None:
+        order.append(entry)
     assert set(order) == {*here, gold, keyed}
     assert order.index(keyed) < MOST_UNKNOWN_TENANTS + SHARED_FLOWS + 2, "it waits one turn of the others, no longer"
     late = line.come("invented-2999")

@@ -7,17 +7,17 @@ import pytest
 from proxy.flowcontrol.capacity import ReflectiveCeilings
 
 
-def turns(saturation: float, depth: float) -> str:
+def turns(saturation: float, rank: float) -> str:
     reflection = ReflectiveCeilings()
     text = ""
     for _ in range(12):
         reflection.turn(saturation)
-        text += "x" if reflection.is_open(saturation, depth) else "."
+        text += "x" if reflection.is_open(saturation, rank) else "."
     return text
 
 
 @pytest.mark.parametrize(
-    ("saturation", "depth", "expected"),
+    ("saturation", "rank", "expected"),
     [
         (0.49, 1.0, "xxxxxxxxxxxx"),
         (0.55, 1.0, "xxxxxxxxxxxx"),
@@ -30,8 +30,8 @@ def turns(saturation: float, depth: float) -> str:
         (1.0, 1.0, "............"),
     ],
 )
-def test_fuller_pods_give_fewer_turns(saturation: float, depth: float, expected: str) -> None:
-    assert turns(saturation, depth) == expected
+def test_fuller_pods_give_fewer_turns(saturation: float, rank: float, expected: str) -> None:
+    assert turns(saturation, rank) == expected
 
 
 def test_bands_at_their_ceilings_share_their_turns() -> None:

@@ -33,7 +33,7 @@ class ByHeaders(Resolver):
 
 
 def waiting(s: Stack) -> int:
-    return s.app.serving.flow_controls["default"].queue.waiting
+    return s.app.serving.flow_controls["default"].queue.length
 
 
 def at_once(s: Stack) -> int:

@@ -81,7 +81,7 @@ class Pooled(Stack):
         return {response.headers[NAMED] for response, _ in responses}
 
     def waiting(self, pool: str) -> int:
-        return self.app.serving.flow_controls[pool].queue.waiting
+        return self.app.serving.flow_controls[pool].queue.length
 
     async def reload(self, **sections: Any) -> None:
         await self.app.reload(self.plan.settings(**sections))

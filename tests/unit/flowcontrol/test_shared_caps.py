@@ -26,35 +26,35 @@ def unheard(highest: int | None, since: float, given: Lent, wants: Sequence[str]
 
 
 def test_a_worker_above_its_part_lets_others_go_first() -> None:
-    siblings = SharedCaps(2, unheard)
-    assert not siblings.go_first(0, 0.0, 8, 8), "no other process waits"
-    siblings.receive(1, "1", 0, 0.0, NOTHING, ["m"])
-    assert siblings.go_first(0, 0.0, 5, 8)
-    assert not siblings.go_first(0, 0.0, 4, 8)
-    assert not siblings.go_first(0, 0.0, 3, 8)
-    siblings.receive(2, "2", 0, 0.0, NOTHING, ["m"])
-    assert siblings.go_first(0, 0.0, 3, 8), "a third of eight is less"
-    siblings.vanished(1)
-    siblings.receive(2, "2", None, 0.0, NOTHING, ["m"])
-    assert not siblings.go_first(0, 0.0, 8, 8)
+    shared_caps = SharedCaps(2, unheard)
+    assert not shared_caps.go_first(0, 0.0, 8, 8), "no other process waits"
+    shared_caps.receive(1, "1", 0, 0.0, NOTHING, ["m"])
+    assert shared_caps.go_first(0, 0.0, 5, 8)
+    assert not shared_caps.go_first(0, 0.0, 4, 8)
+    assert not shared_caps.go_first(0, 0.0, 3, 8)
+    shared_caps.receive(2, "2", 0, 0.0, NOTHING, ["m"])
+    assert shared_caps.go_first(0, 0.0, 3, 8), "a third of eight is less"
+    shared_caps.vanished(1)
+    shared_caps.receive(2, "2", None, 0.0, NOTHING, ["m"])
+    assert not shared_caps.go_first(0, 0.0, 8, 8)
 
 
 def test_a_worker_with_a_more_urgent_request_goes_first() -> None:
-    siblings = SharedCaps(2, unheard)
-    siblings.receive(1, "1", 5, 0.0, NOTHING, ["m"])
-    assert siblings.go_first(0, 0.0, 0, 8)
-    assert not siblings.go_first(9, 0.0, 8, 8)
+    shared_caps = SharedCaps(2, unheard)
+    shared_caps.receive(1, "1", 5, 0.0, NOTHING, ["m"])
+    assert shared_caps.go_first(0, 0.0, 0, 8)
+    assert not shared_caps.go_first(9, 0.0, 8, 8)
 
 
 def test_only_changes_are_published() -> None:
     published: list[int | None] = []
-    siblings = SharedCaps(2, lambda highest, *_: published.append(highest))
+    shared_caps = SharedCaps(2, lambda highest, *_: published.append(highest))
     for highest in (None, 3, 3, 3, 0, None, None):
-        siblings.say(highest)
+        shared_caps.say(highest)
     assert published == [3, 0, None]
-    siblings.receive(1, "1", 0, 0.0, NOTHING, ["m"])
-    siblings.lend("x", 1, "m")
-    siblings.say(None)
+    shared_caps.receive(1, "1", 0, 0.0, NOTHING, ["m"])
+    shared_caps.lend("x", 1, "m")
+    shared_caps.say(None)
     assert published == [3, 0, None, None]
 
 
@@ -95,12 +95,12 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
 
 
 def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
-    siblings = SharedCaps(2, unheard, 0, "7")
-    siblings.receive(8, "8", 0, 0.0, {"7": {"x": 1}}, ["m"])
-    siblings.lend("x", 3, "m")
-    assert siblings.part("x", 8) == 4 + 1 - 3
-    siblings.vanished(8)
-    assert siblings.part("x", 8) == 4
+    shared_caps = SharedCaps(2, unheard, 0, "7")
+    shared_caps.receive(8, "8", 0, 0.0, {"7": {"x": 1}}, ["m"])
+    shared_caps.lend("x", 3, "m")
+    assert shared_caps.part("x", 8) == 4 + 1 - 3
+    shared_caps.vanished(8)
+    assert shared_caps.part("x", 8) == 4
 
 
 def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
@@ -262,12 +262,12 @@ async def both(**caps: Any) -> AsyncIterator[tuple[World, World]]:
             pod = Endpoint("a", state=EndpointState.READY)
             worlds.append(await stack.enter_async_context(world([pod], **caps)))
         for number, one in enumerate(worlds):
-            one.control.siblings = SharedCaps(2, unheard, number, str(number))
+            one.control.shared_caps = SharedCaps(2, unheard, number, str(number))
         try:
             yield worlds[0], worlds[1]
         finally:
             for one in worlds:
-                one.control.siblings = None
+                one.control.shared_caps = None
                 for pod in one.pods:
                     pod.charge(-pod.load.remote_requests, -pod.load.remote_tokens)
 
@@ -279,7 +279,7 @@ async def exchanged(*worlds: World) -> None:
             for other in worlds:
                 if other is one:
                     continue
-                mine, its = one.control.siblings, other.control.siblings
+                mine, its = one.control.shared_caps, other.control.shared_caps
                 assert mine is not None
                 assert its is not None
                 for pod, copy in zip(one.pods, other.pods, strict=True):
@@ -335,14 +335,14 @@ async def test_unsynchronised_workers_stay_within_every_cap(cap: dict[str, int])
 async def test_nothing_is_lent_without_demand() -> None:
     async with both(max_concurrent_per_pod=4) as (one, other):
         await one.come("a")
-        siblings = other.control.siblings
-        assert siblings is not None
-        siblings.receive(0, "0", 0, 0.0, NOTHING, ["requests "])
+        shared_caps = other.control.shared_caps
+        assert shared_caps is not None
+        shared_caps.receive(0, "0", 0, 0.0, NOTHING, ["requests "])
         other.control.admit_waiting()
-        assert not siblings.given
-        siblings.receive(0, "0", 0, 0.0, NOTHING, ["m"])
+        assert not shared_caps.given
+        shared_caps.receive(0, "0", 0, 0.0, NOTHING, ["m"])
         other.control.admit_waiting()
-        assert siblings.given == {"0": {"requests a": 2}}
+        assert shared_caps.given == {"0": {"requests a": 2}}
 
 
 async def test_a_prompt_larger_than_its_part_collects_the_whole_cap() -> None:
