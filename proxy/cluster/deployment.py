@@ -1,4 +1,4 @@
-"""The transport between the hosts of a deployment: messages through Redis or Valkey."""
+"""A host in its deployment: connects to the store and reconnects, counts messages, and divides caps and limits."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ReplicaSeries:
 
 
 class Deployment:
-    """`async with Deployment(...)`: connects to the store and reconnects; no request waits for it, or fails with it.
+    """`async with Deployment(...)`: connects to the store and reconnects; no request fails with it.
 
     It carries packets of the `replica`, and of the workers of a supervisor, to the other hosts.
     """
@@ -360,8 +360,8 @@ class Deployment:
             )
 
     def _staleness(self) -> float:
-        """Return the delay of packets of other hosts in seconds: the time that an own packet takes to come back. While
-        no packet comes back, it is the time since the last one."""
+        """Return the round trip of this host's last heartbeat over the store in seconds. While none comes back, it is
+        the delay of the next one."""
         if self.is_connected and not self._sent_at:
             return float(self.series.staleness.value)
         silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS

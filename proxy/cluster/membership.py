@@ -225,7 +225,8 @@ class Shares:
 
 class AssumedSpending:
     """The assumed spending of the other hosts while the store is lost: each spends as much as this host. Their actual
-    spending of that time is never published, so nothing is counted twice."""
+    charges of that time are not published one by one. Their totals follow on their return, and the larger number
+    counts, so nothing is counted twice."""
 
     def __init__(self, spent: Callable[[bytes], None]) -> None:
         """`spent(batch)` is called with the records of the assumed spending."""

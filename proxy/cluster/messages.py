@@ -26,7 +26,7 @@ ALL_PEERS = FIRST_NUMBER - 1
 """The number that addresses all processes of a host."""
 
 ABSENT = FIRST_NUMBER - 2
-"""The number of the other hosts together while the store is lost."""
+"""The process number of the assumed sender that stands for all unreachable hosts."""
 
 LONGEST_NAME = 1024
 """Largest length, in characters, of a name of another host, of a key, of a pod or of a cap."""
@@ -73,7 +73,7 @@ class FrameKind(IntEnum):
 
     # shared by all processes of all hosts
     RESET = 16
-    """The published requests in flight of the sender are void. All current ones follow."""
+    """All current state of the sender is void; the new one follows."""
     LOAD = 17
     MOVES = 18
     """Reservations that the sender made and settled in a prefix index."""

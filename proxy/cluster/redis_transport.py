@@ -1,4 +1,4 @@
-"""The transport between hosts over Redis or Valkey, and leases of keys in it."""
+"""One connection to Redis or Valkey, and leases of keys in it."""
 
 from __future__ import annotations
 

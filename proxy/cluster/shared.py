@@ -1,9 +1,9 @@
 """Values that processes share: how each is published, merged and sent to a process that joins.
 
-There are three merge rules. `Absolute`: the last value of each peer counts, until the peer is gone (loads, ejection
-reasons, queues). `LastWriter`: of two entries with one key the later one counts (sessions, bindings, breakers, drains).
-`Additive`: the spending of all peers is added up (limits). Loads and prefixes have their own encodings, because they
-are published for every request. All other values are JSON lists of entries.
+There are three merge rules, and a section of this file for each. Absolute: the last value of each peer counts, until
+the peer is gone (loads, ejection reasons, queues). Last writer: of two entries with one key the later one counts
+(sessions, bindings, breakers, drains). Additive: the spending of all peers is added up (limits). Loads and prefixes
+have their own encodings, because they are published for every request. All other values are JSON lists of entries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Messages between the processes of a host: a link from each worker to the broker, which the supervisor runs."""
+"""Batches of records, and the transport of packets between the processes of a host: a link from each worker to the
+broker, which the supervisor runs.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,8 @@ class Load:
 
 
 class LoadView(NamedTuple):
-    """The last scrape, corrected by the requests that this proxy sent and finished since. Scorers read it."""
+    """The last scrape, corrected by the requests that this process and its peers sent and finished since. Scorers
+    read it."""
 
     waiting: int
     running: int

@@ -141,7 +141,7 @@ class StatedMetrics:
 
 @dataclass(frozen=True, slots=True)
 class StatedLoad:
-    requests: int = param(0, "requests of this proxy in flight on the pod", at_least=0)
+    requests: int = param(0, "requests of all proxies in flight on the pod", at_least=0)
     tokens: int = param(0, "uncached prompt tokens of these requests", at_least=0)
 
 
@@ -164,7 +164,7 @@ class StatedEndpoint:
     weight: float = param(1.0, "relative share of the traffic where no scorer prefers a pod", more_than=0)
     metrics: StatedMetrics = param(StatedMetrics(), "values of its last scrape")
     attributes: Mapping[str, float] = param({}, "custom values of its last scrape")
-    inflight: StatedLoad = param(StatedLoad(), "requests of this proxy in flight on the pod")
+    inflight: StatedLoad = param(StatedLoad(), "requests of all proxies in flight on the pod")
     prefix_match: StatedMatch | None = param(None, "cached part of the prompt")
 
     def endpoint(self, now: float) -> Endpoint:

@@ -402,9 +402,15 @@ class Catalogue:
         )
 
         # pods, read from the fleet for every exposition
-        self.in_flight = gauge("endpoint_in_flight_requests", "Requests of kvlane in flight on the pod.", ("endpoint",))
+        self.in_flight = gauge(
+            "endpoint_in_flight_requests",
+            "Requests in flight on the pod, of all proxies that share a store, as this one knows.",
+            ("endpoint",),
+        )
         self.in_flight_tokens = gauge(
-            "endpoint_in_flight_tokens", "Uncached prompt tokens in flight on the pod.", ("endpoint",)
+            "endpoint_in_flight_tokens",
+            "Uncached prompt tokens in flight on the pod, of all proxies that share a store, as this one knows.",
+            ("endpoint",),
         )
         self.state = gauge("endpoint_state", "1 for the current state of the pod.", ("endpoint", "state"))
         self.transitions = counter(
@@ -549,7 +555,8 @@ class Catalogue:
         self.replicas_store_up = gauge("replicas_store_up", "1, or 0 while the store is unreachable.")
         self.replicas_staleness = gauge(
             "replicas_staleness_seconds",
-            "Age of the state of other hosts, in seconds: the round trip over the store, or the time since it.",
+            "Round trip of this host's heartbeat over the store, in seconds; while none comes back, the delay of the"
+            " next one. Batching adds up to 0.1 s to the age of the state of other hosts.",
         )
         self.replicas_store_losses = counter("replicas_store_losses", "Losses of the connection to the store.")
         self.replicas_missed = counter(

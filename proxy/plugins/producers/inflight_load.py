@@ -29,7 +29,9 @@ class InflightLoadProducer(DataProducer):
     output_ratio: float = param(1.5, "completion tokens per prompt token", at_least=0)
     max_estimated_output_tokens: int | None = param(None, "largest estimate of completion tokens", at_least=0)
     match: DataKey[PrefixMatch] = requires_prefix_match()
-    sync_cross_replica_state: bool = param(True, "accepted and without effect: each proxy counts its own requests")
+    sync_cross_replica_state: bool = param(
+        True, "accepted and without effect: proxies with a store always count each other's requests"
+    )
 
     @property
     def provides(self) -> tuple[DataKey[int], ...]:
