@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ class App:
         self.configurations = Configurations(
             settings, self, reader or ConfigReader(environ=os.environ), clock, catalogue
         )
-        self.state = State()
+        self.state = State(self._share)
         self.fleet = self._make_fleet()
         self.ledger = self._make_ledger()
         self.ledger.rank_check = RankCheck(clock, self.fleet.ranks_ignored, self.fleet.rank_refused)
@@ -189,7 +189,6 @@ class App:
         predictors = [one for each in self.schedulings.values() for one in each.plugins(PredictedLatencyProducer)]
         series = self._observation.endpoints
         series.indexes, series.exact, series.predictors = self._indexes(), self._exact_indexes(), predictors
-        self._share()
 
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
         clock, rng, fleet = self._clock, self._random, self.fleet
@@ -261,6 +260,14 @@ class App:
         """Return an upper bound of the memory of the prefix indexes, in bytes."""
         return sum(index.bytes for index in self._indexes()) + sum(index.bytes for index in self._exact_indexes())
 
+    def _indexes(self) -> Sequence[PrefixIndex]:
+        schedulings = self.schedulings.values()
+        return [plugin.index for each in schedulings for plugin in each.plugins(ApproxPrefixCacheProducer)]
+
+    def _exact_indexes(self) -> Sequence[ExactIndex]:
+        schedulings = self.schedulings.values()
+        return [plugin.index for each in schedulings for plugin in each.plugins(PrecisePrefixCacheProducer)]
+
     def effective(self) -> dict[str, Any]:
         """Return the configuration in effect: every value with its origin."""
         pools = {name: self._effective(name, pool) for name, pool in self._settings.pools.items()}
@@ -319,19 +326,9 @@ class App:
     def _make_ledger(self) -> Ledger:
         return Ledger(self._clock)
 
-    def _indexes(self) -> Sequence[PrefixIndex]:
-        return [
-            producer.index
-            for scheduling in self.schedulings.values()
-            for producer in scheduling.plugins(ApproxPrefixCacheProducer)
-        ]
-
-    def _exact_indexes(self) -> Sequence[ExactIndex]:
-        schedulings = self.schedulings.values()
-        return [plugin.index for each in schedulings for plugin in each.plugins(PrecisePrefixCacheProducer)]
-
-    def _share(self) -> None:
-        """Share nothing: there is no other process."""
+    def _share(self, key: Hashable, made_from: object, made: object) -> tuple[object, object]:
+        """Share nothing of `State`: there is no other process."""
+        return made, None
 
     def _ports(self, pool: str, draft: Draft) -> Ports:
         return {

@@ -82,8 +82,10 @@ class Polling:
 
     def _runner(self, name: str, pool: PoolSettings, draft: Draft) -> FleetRunner:
         timeout, clock = pool.pods.refresh.timeout, self._clock
-        scraper = draft.keep(("scraper", name), partial(PooledFetcher, timeout, clock, self._pod_tls), timeout=timeout)
-        return draft.keep(
+        scraper = draft.get_and_assign(
+            ("scraper", name), partial(PooledFetcher, timeout, clock, self._pod_tls), timeout=timeout
+        )
+        return draft.get_and_assign(
             ("runner", name),
             lambda: FleetRunner(
                 self._fleet, pool.pods, scraper, clock, self._random, pool.dialects, name, lambda *of: self.scraped(*of)
@@ -95,7 +97,7 @@ class Polling:
         timeouts = [settings.timeout] if settings.inference is None else [settings.timeout, settings.inference.timeout]
         fleet, timeout = self._fleet, max(timeouts)
         fetcher = partial(PooledFetcher, timeout, self._clock, self._pod_tls)
-        checker = draft.keep("health-connections", fetcher, timeout=timeout)
+        checker = draft.get_and_assign("health-connections", fetcher, timeout=timeout)
         draft.get(
             "health-checks",
             lambda: HealthChecks(

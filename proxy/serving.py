@@ -248,7 +248,7 @@ class _Build:
 
         limits, tenants, series = authenticator.limits, authenticator.tenants, LimitSeries(self.process.catalogue)
         made = partial(RateLimiter, limits, tenants, self.process.clock, series.limited)
-        return self.draft.keep("limits", made, limits=limits, tenants=tenants)
+        return self.draft.get_and_assign("limits", made, limits=limits, tenants=tenants)
 
     def _flow_control(self, pool: str) -> FlowControl | None:
         """Return None if no request ever waits."""
@@ -260,7 +260,7 @@ class _Build:
 
         pods, series = PoolPods(process.fleet, pool), FlowSeries(process.catalogue, pool)
         made = partial(FlowControl, settings, pods, process.clock, series)
-        return self.draft.keep(("flow-control", pool), made, settings=settings)
+        return self.draft.get_and_assign(("flow-control", pool), made, settings=settings)
 
     def _admissions(self, pool: str) -> Sequence[Admission]:
         process, settings = self.process, self.settings.all_pools[pool].flow_control
@@ -285,7 +285,7 @@ class _Build:
         log = None
         if wanted is not None:
             made = partial(DecisionLog, wanted, self.process.clock, explaining.prefix)
-            log = draft.keep("decision-log", made, settings=wanted)
+            log = draft.get_and_assign("decision-log", made, settings=wanted)
         draft.assign(explaining, log=log)
         return log
 
@@ -316,9 +316,9 @@ class _Build:
     def _waker(self, settings: Wake) -> Waker:
         process, draft, timeout = self.process, self.draft, settings.timeout
         fetcher = partial(PooledFetcher, timeout, process.clock, process.pod_tls)
-        poster = draft.keep("wake-connections", fetcher, timeout=timeout)
+        poster = draft.get_and_assign("wake-connections", fetcher, timeout=timeout)
         tasks = draft.get("wake-tasks", Tasks)
-        return draft.keep(
+        return draft.get_and_assign(
             "waker", partial(Waker, process.fleet, poster, process.clock, tasks, timeout), timeout=timeout
         )
 
@@ -337,7 +337,7 @@ class _Build:
 
         process, draft = self.process, self.draft
         shared = partial(SharedPrompts, settings, process.clock)
-        prompts = draft.keep(("shared-prompts", pool), shared, settings=settings)
+        prompts = draft.get_and_assign(("shared-prompts", pool), shared, settings=settings)
         poster = draft.get(
             ("warmup-connections", pool), partial(PooledFetcher, TIMEOUT, process.clock, process.pod_tls)
         )
@@ -371,7 +371,7 @@ class _Build:
         process, draft, retries = self.process, self.draft, self.settings.reliability.retries
         fleet, clock, percent, schedulings = process.fleet, process.clock, retries.budget_percent, self.schedulings
         made = partial(RetryBudget, percent, clock, lambda: process.ledger.entered)
-        budget = draft.keep("retry-budget", made, percent=percent)
+        budget = draft.get_and_assign("retry-budget", made, percent=percent)
         first = next(iter(schedulings.values()))
 
         def others(attempt: Attempt, tried: Sequence[Endpoint]) -> Sequence[Endpoint]:
@@ -412,9 +412,9 @@ class _Build:
         from proxy.reliability.hedging import SAVED_UP, HedgeDelays, Hedging
 
         clock, percent = process.clock, wanted.budget_percent
-        delays = draft.keep("hedge-delays", partial(HedgeDelays, wanted), settings=wanted)
+        delays = draft.get_and_assign("hedge-delays", partial(HedgeDelays, wanted), settings=wanted)
         made = partial(RetryBudget, percent, clock, lambda: process.ledger.entered, per_second=0.0, most=SAVED_UP)
-        budget = draft.keep("hedging-budget", made, percent=percent)
+        budget = draft.get_and_assign("hedging-budget", made, percent=percent)
         return Hedging(wanted, self.failover, clock, delays, budget, process.catalogue.hedges.cell)
 
     def _gateway(self) -> Gateway:

@@ -93,6 +93,11 @@ class Peers:
                 found[peer.host] = peer.name, peer.config
         return found
 
+    @property
+    def that_serve(self) -> list[bytes]:
+        """The ids of the processes that are not supervisors."""
+        return [peer.id for peer in self._peers.values() if not peer.is_supervisor]
+
     def received_at(self, number: int) -> float:
         """Return when a process of this host sent its last packet; 0 if it sent none."""
         peer = self._peers.get(peer_id(self._host, number))

@@ -186,7 +186,7 @@ _LARGEST = 0xFFFF0000
 _NUMBER, _ENTRY = itemgetter(0), itemgetter(1, 2)
 
 
-def index_tag(name: str, block_tokens: int) -> int:
+def index_tag(name: str, block_tokens: object) -> int:
     """Return the name of an index in messages: the same in all processes that configure it alike."""
     return crc32(f"{block_tokens}:{name}".encode())
 

@@ -46,8 +46,9 @@ SLICE = 32 * 1024
 PART = 4 * 1024 * 1024
 """Largest size in bytes of a packet with state in flight."""
 
-ALL, MISSED = 1.0, 0.1
-"""Shares of the remembered state: for a process that joins, and for processes that may have missed some of it."""
+ALL, MISSED, RELOADED = 1.0, 0.1, 0.01
+"""Shares of the remembered state: for a process that joins, for processes that may have missed some of it, and for a
+process that shares a value since its reload, which asks all others."""
 
 BEATS = 5
 """Heartbeats per lease. If none comes back through the store for half a lease, the connection is closed."""
@@ -238,15 +239,25 @@ class Replica:
     def removed(self, endpoint: Endpoint) -> None:
         self.roster.removed(endpoint)
 
-    def share_limits(self) -> None:
-        """Read `replicas.limits`: what other hosts are assumed to spend while they are not reached."""
-        for limits in self.state.of(SharedLimits):
-            limits.set_hosts(self.place[0] if self._are_hosts_reached else 1)
+    def share(self, values: Sequence[Shared]) -> None:
+        """Replace the values of the configuration. What peers published of a new one before was dropped, because a
+        deployment does not reload everywhere at once: ask all of them for it."""
+        known = self.state.values
+        self.state.put(configuration=values)
+        if any(value not in known for value in values):
+            for peer in self.peers.that_serve:
+                self._send(PacketKind.ASK, messages.question(self._reply_to, RELOADED), peer)
+
+    @property
+    def spending_hosts(self) -> int:
+        """The number of hosts that spend from the limits, as far as they can be reached."""
+        return self.place[0] if self._are_hosts_reached else 1
 
     def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
         """Divide caps and limits by the hosts of the deployment."""
         self.place, self._are_hosts_reached = (hosts, rank), are_reached
-        self.share_limits()
+        for limits in self.state.of(SharedLimits):
+            limits.set_hosts(self.spending_hosts)
         for queue in self.state.of(SharedQueue):
             queue.divide(hosts, rank, are_reached)
 

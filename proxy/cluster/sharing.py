@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property
 from math import inf
@@ -13,6 +13,7 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from proxy.app import App
+from proxy.auth.limits import RateLimiter
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.messages import FrameKind, InvalidMessage, Packet
 from proxy.cluster.prefixes import SharedIndex, index_tag
@@ -33,15 +34,16 @@ from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock, Random
 from proxy.core.registry import Registry
+from proxy.core.state import Draft
+from proxy.fleet.bindings import BindingTable
 from proxy.fleet.ledger import SharedLedger
 from proxy.fleet.mirror import dumped, metrics_values, read_metrics
 from proxy.fleet.store import Fleet
 from proxy.flowcontrol.capacity import Lent, SharedCaps
 from proxy.flowcontrol.controller import FlowControl
-from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
-from proxy.plugins.sessions import SessionAffinity
 from proxy.polling import Polling
 from proxy.prefix.index import PrefixIndex
+from proxy.serving import Process, Serving
 from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue
 
@@ -80,69 +82,45 @@ class SharingApp(App):
     def _lost(self) -> None:
         """Handle the loss of the supervisor."""
 
+    def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
+        """Share what a process has under any configuration."""
+        process, replica = super()._make_process(settings, registry), self._replica
+        breakers = SharedBreakers(process.breakers, self.fleet.get, replica.publish, lambda: replica.place)
+        replica.state.put(process=[breakers, self._share_bindings("responses", process.bindings.table)])
+        return process
+
     def _make_ledger(self) -> SharedLedger:
         loads = self._replica.own_loads
         return SharedLedger(self._clock, loads.dispatched, loads.eased)
 
-    @cached_property
-    def _shared_indexes(self) -> dict[PrefixIndex, SharedIndex]:
-        """Shared indexes by the index of the producer: it is the same after a reload, unless the block size changes."""
-        return {}
+    def _use(self, serving: Serving, draft: Draft) -> None:
+        super()._use(serving, draft)
+        self._replica.share(self.state.shared)
 
-    def _indexes(self) -> Sequence[PrefixIndex]:
-        indexes = [
-            self._shared_index(pool, producer)
-            for pool, scheduling in self.schedulings.items()
-            for producer in scheduling.plugins(ApproxPrefixCacheProducer)
-        ]
-        self._replica.state.put(indexes=indexes)
-        for made, shared in list(self._shared_indexes.items()):
-            if shared not in indexes:
-                del self._shared_indexes[made]
-        return indexes
+    def _share(self, key: Hashable, made_from: object, made: object) -> tuple[object, Shared | None]:
+        """Share a new object of `State`, if it is of a class that processes share. A key of a plugin begins with its
+        pool and its name, which are the same in all processes."""
+        replica, clock = self._replica, self._clock
+        match key, made:
+            case ("plugin state", pool, name, *_), PrefixIndex():
+                tag = index_tag(f"{pool}/{name}", made_from)
+                touch, flush, find = replica.touch_later, replica.flush, replica.roster.get
+                index = SharedIndex(clock, made.max_bytes, tag=tag, touch=touch, flush=flush, find=find)
+                return index, index
+            case ("plugin state", pool, name, *_), BindingTable():
+                return made, self._share_bindings(f"{pool}/{name}", made)
+            case ("flow-control", str(pool)), FlowControl():
+                return made, self._share_caps(pool, made)
+            case "limits", RateLimiter():
+                made.set_worker(self._workers, self._seat, NEWS)
+                made.set_hosts(replica.spending_hosts)
+                return made, SharedLimits(made, replica.publish)
+        return made, None
 
-    def _shared_index(self, pool: str, producer: ApproxPrefixCacheProducer) -> SharedIndex:
-        made = producer.index
-        if isinstance(made, SharedIndex):
-            return made
-        shared = self._shared_indexes.get(made)
-        if shared is None:
-            shared = self._shared_indexes[made] = SharedIndex(
-                self._clock,
-                producer.max_bytes,
-                tag=index_tag(f"{pool}/{producer.name}", producer.block_size_tokens),
-                touch=self._replica.touch_later,
-                flush=self._replica.flush,
-                find=self._replica.roster.get,
-            )
-        shared.max_bytes = producer.max_bytes
-        producer.index = shared
-        return shared
+    def _share_bindings(self, name: str, table: BindingTable) -> SharedSessions:
+        return SharedSessions(table, self._clock, name=name, publish=self._replica.publish, find=self.fleet.get)
 
-    def _share(self) -> None:
-        replica, state = self._replica, self._replica.state
-        breakers = SharedBreakers(self.breakers, self.fleet.get, replica.publish, lambda: replica.place)
-        tables = {"responses": self._bindings.table}
-        for pool, scheduling in self.schedulings.items():
-            for name, plugin in scheduling.instances.items():
-                if isinstance(plugin, SessionAffinity):
-                    tables[f"{pool}/{name}"] = plugin.table
-        sessions = [
-            SharedSessions(table, self._clock, name=name, publish=replica.publish, find=self.fleet.get)
-            for name, table in tables.items()
-        ]
-        known = {queue.pool: queue for queue in state.of(SharedQueue)}
-        queues = [
-            known.get(pool) or self._shared_queue(pool, control) for pool, control in self.serving.flow_controls.items()
-        ]
-        state.put(breakers=[breakers], sessions=sessions, queues=queues)
-        limits = self.serving.limits
-        if limits is not None and limits.on_spent is None:
-            state.put(limits=[SharedLimits(limits, replica.publish)])
-            limits.set_worker(self._workers, self._seat, NEWS)
-            replica.share_limits()
-
-    def _shared_queue(self, pool: str, flow_control: FlowControl) -> SharedQueue:
+    def _share_caps(self, pool: str, flow_control: FlowControl) -> SharedQueue:
         name = self._id.hex()
 
         def publish(highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> None:

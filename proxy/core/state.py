@@ -10,6 +10,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+Share = Callable[[Hashable, object, object], tuple[object, object]]
+"""Called with the key of a new object, what it is made from, and the object. Returns the object to keep in its place,
+and what shares it with other processes, or None."""
+
 
 class State:
     """Objects that outlive the configuration they were made under, by key.
@@ -19,12 +23,18 @@ class State:
     closes the dropped objects and enters the new ones, where they are context managers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share = lambda key, made_from, made: (made, None)) -> None:
+        self._share = share
         self._entries: dict[Hashable, _Entry] = {}
         self._dropped: list[_Entry] = []
 
     def draft(self) -> Draft:
         return Draft(self)
+
+    @property
+    def shared(self) -> list[Any]:
+        """What shares the objects in use with other processes."""
+        return [entry.shared for entry in self._entries.values() if entry.shared is not None]
 
     async def finish_commit(self) -> None:
         """Close what the last commits dropped, the newest first, then enter what they added, the oldest first."""
@@ -49,12 +59,12 @@ class Draft:
         self._making: list[_Entry] = []
         self._made: list[_Entry] = []
 
-    def get(self, key: Hashable, make: Callable[[], T], of: object = None) -> T:
-        """Return the object of this key in use if it was made with equal arguments, else a new one. Objects that `make`
-        gets from this draft are owned by the new object and live as long as it."""
+    def get(self, key: Hashable, make: Callable[[], T], made_from: object = None) -> T:
+        """Return the object of this key in use if its `made_from` is equal, else a new one. Objects that `make` gets
+        from this draft are owned by the new object and live as long as it."""
         entry = self._named.get(key) or self._state._entries.get(key)
-        if entry is None or entry.of != of:
-            entry = self._make(key, make, of)
+        if entry is None or entry.made_from != made_from:
+            entry = self._make(key, make, made_from)
         elif key not in self._named:
             self._name_again(key, entry)
         if self._making:
@@ -62,8 +72,8 @@ class Draft:
         value: T = entry.value
         return value
 
-    def keep(self, key: Hashable, make: Callable[[], T], **attributes: Any) -> T:
-        """As `get`, for an object whose attributes change: assign these to it."""
+    def get_and_assign(self, key: Hashable, make: Callable[[], T], **attributes: Any) -> T:
+        """Return the object of this key in use, else a new one, and assign these attributes to it."""
         value = self.get(key, make)
         self.assign(value, **attributes)
         return value
@@ -88,7 +98,8 @@ class Draft:
             change()
 
     async def discard(self) -> None:
-        """Close what was made for this draft, which is not committed."""
+        """Close the objects that were made for this draft, which is not committed. It is needed only if they were used:
+        constructors open nothing."""
         while self._made:
             await self._made.pop().exit()
 
@@ -98,11 +109,11 @@ class Draft:
                 self._name_again(owned, self._state._entries[owned])
         self._named[key] = entry
 
-    def _make(self, key: Hashable, make: Callable[[], T], of: object) -> _Entry:
-        entry = _Entry(of)
+    def _make(self, key: Hashable, make: Callable[[], T], made_from: object) -> _Entry:
+        entry = _Entry(made_from)
         self._making.append(entry)
         try:
-            entry.value = make()
+            entry.value, entry.shared = self._state._share(key, made_from, make())
         finally:
             self._making.pop()
         self._named[key] = entry
@@ -123,12 +134,13 @@ class PluginState:
     """Pool, name and type of the plugin."""
 
     def get(self, key: str, make: Callable[[], T], of: object = None) -> T:
-        """Return the object of this key that the plugin of this name and type has in the current configuration, if it
-        was made with equal arguments; else a new one. Call it in `__post_init__`."""
+        """Return the object of this key that the plugin of this name and type has in the configuration in use, if its
+        `of`, from which `make` makes it, is equal; else a new one. Call it in `__post_init__`."""
         return make() if self._draft is None else self._draft.get(("plugin state", *self._owner, key), make, of)
 
     def at_commit(self, change: Callable[[], object]) -> None:
-        """Call `change` when the configuration is put in use: what other instances share must not change before."""
+        """Call `change` when the configuration is put in use: what the instance in use has too must not change
+        before."""
         if self._draft is None:
             change()
         else:
@@ -137,9 +149,10 @@ class PluginState:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    of: object
+    made_from: object
     owned: list[Hashable] = field(default_factory=list)
     value: Any = None
+    shared: Any = None
     is_entered: bool = False
 
     async def enter(self) -> None:

@@ -10,14 +10,19 @@ from typing import cast
 
 import pytest
 
+from proxy.auth.limits import RateLimiter
+from proxy.auth.settings import Limits
 from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, FrameKind, PacketKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import ALL, Replica, new_id
-from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedSessions
+from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedLimits, SharedSessions
 from proxy.cluster.transport import Broker, Link
+from proxy.core.attempt import Attempt
+from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
-from proxy.core.ports import Clock, SystemClock
+from proxy.core.ports import IDENTITY, Clock, Identity, SystemClock
+from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
@@ -86,6 +91,24 @@ class Member:
 
     def hold_off(self, endpoint: Endpoint) -> None:
         self.tried.append(endpoint.name)
+
+    def add_limits(self) -> None:
+        """As a reload does."""
+        self.limiter = RateLimiter({"own": Limits(requests_per_minute=10)}, {}, SystemClock(), lambda *_: None)
+        self.replica.share([SharedLimits(self.limiter, self.replica.publish)])
+
+    async def charge(self) -> None:
+        """Charge a request to a key."""
+        request = InferenceRequest("r", "/", "m")
+        request.state.write(IDENTITY, Identity("alice", "acme", limits="own"))
+        async with self.limiter.admit(request):
+            self.limiter.attempt_started(attempt := Attempt(request, Decision(self.pod), self.pod, 0, 0.0))
+            attempt.sent_at = 0.0
+
+    @property
+    def spent(self) -> float:
+        """The requests of all processes, as this one knows them."""
+        return round(sum(used[0] for _, _, used in self.limiter.known()))
 
     def dispatch(self, requests: int) -> None:
         self.pod.charge(requests, 0)
@@ -178,6 +201,17 @@ async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
         await until(lambda: late.pod.load.requests == 5)
         await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2)
         await until(lambda: late.knows_response)
+
+
+async def test_a_worker_that_reloads_late_learns_what_the_others_have_spent() -> None:
+    async with bus() as it:
+        one, two, three = [await it.join(number) for number in (1, 2, 3)]
+        for early in (one, two):
+            early.add_limits()
+            await early.charge()
+        await until(lambda: one.spent == two.spent == 2)
+        three.add_limits()
+        await until(lambda: three.spent == 2)
 
 
 async def test_a_vanished_worker_is_removed_at_once() -> None:
