@@ -453,7 +453,9 @@ class Fleet(NamedModels):
             update(endpoint, models=before[0].models, adapters=before[0].adapters, state=before[0].state)
         self._update(record, record.pod)
         for endpoint in gone:
+            self._record_by[endpoint] = record  # hooks end the ejections of the pod that its endpoint caused
             self._part_with(endpoint)
+            self._record_by.pop(endpoint, None)
         for endpoint in new:
             self._announce_added(endpoint)
             if endpoint.state is EndpointState.READY:

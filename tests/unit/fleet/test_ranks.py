@@ -104,6 +104,23 @@ def test_ranks_are_detected_at_the_first_scrape_unless_configured_otherwise() ->
     assert calls.events == [("removed", "a")]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_reasons_that_end_with_a_rank_no_longer_eject_its_pod(size: int) -> None:
+    calls = Calls()
+    ranks = ranked(calls, 3).ranks
+    for name in "bcd":
+        calls.ready(name)
+    calls.fleet.on_removed = lambda endpoint: calls.fleet.uneject(endpoint, f"ill {endpoint.rank}")
+    for rank in ranks:
+        calls.fleet.eject(rank, f"ill {rank.rank}")
+    calls.fleet.rank_refused(ranks[2], size)
+    (pod,) = {endpoint.first_rank for endpoint in calls.fleet.endpoints if endpoint.pod_name == "a"}
+    left = [why for why in calls.fleet.ejection_reasons(pod) if why != RANKS_IGNORED]
+    assert left == (["ill 0", "ill 1"] if size == 2 else [])
+    assert state(pod) is (EndpointState.EJECTED if size == 2 else EndpointState.READY)
+    assert calls.fleet.is_leaving(ranks[2]), "it is gone"
+
+
 def test_a_changed_number_of_ranks_keeps_the_remaining_ones() -> None:
     calls = Calls()
     first_rank = ranked(calls, 2)
