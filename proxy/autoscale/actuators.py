@@ -52,12 +52,12 @@ class _Role:
 
 
 @dataclass(slots=True)
-class Guard:
-    """The actuator of the loop, in front of the one that acts. An action that is not possible yet is BUSY: the loop
-    tries again."""
+class GuardedActuator:
+    """The actuator of the loop: it limits steps, drains pods and pauses after failures before it calls the scaler. An
+    action that is not possible yet is BUSY: the loop tries again."""
 
     settings: ActuatorSettings
-    hand: RoleActuator
+    scaler: Scaler
     drains: Drains
     orders: Orders
     clock: Clock
@@ -98,7 +98,7 @@ class Guard:
         the marks of the previous leader."""
         try:
             if pods and self.is_leader():
-                await self.hand.mark(pods, doomed)
+                await self.scaler.mark(pods, doomed)
         except Exception:
             log.warning("autoscale: failed to mark %s for deletion", ", ".join(pods), exc_info=True)
 
@@ -109,10 +109,10 @@ class Guard:
         await self.mark([one for one in victims if one not in before], doomed=True)
         if not self.drains.empty(role):
             return ScalingOutcome.BUSY
-        self.drains.doom(role)
+        self.drains.removal_ordered(role)
         outcome = await self._act(ScaleOrder(decision, role, count, tuple(victims)))
         if outcome is not ScalingOutcome.OK:
-            self.drains.spare(role)
+            self.drains.removal_over(role)
         return outcome
 
     async def _act(self, order: ScaleOrder) -> ScalingOutcome:
@@ -120,7 +120,7 @@ class Guard:
             return ScalingOutcome.BUSY
         known, decision = self.roles[order.role], order.decision
         try:
-            outcome = await self.hand.scale(order)
+            outcome = await self.scaler.scale(order)
         except BaseException:  # also if the loop cuts it off
             self._failed(known)
             raise
@@ -184,7 +184,7 @@ class ScaleOrder:
         return {**self.decision.as_dict(), "order": order}
 
 
-class RoleActuator:
+class Scaler:
     """An actuator of one kind. It returns BUSY if an action is not possible yet, REFUSED if it is not allowed; any
     exception is an ERROR."""
 
@@ -206,7 +206,7 @@ _CONFLICT, _TOO_MANY, _GONE = 409, 429, 404
 
 
 @dataclass(frozen=True, slots=True)
-class Kubernetes(RoleActuator):
+class Kubernetes(Scaler):
     """The actuator for Kubernetes. `targets` by role: `deployment/NAME`, `statefulset/NAME`, or
     `GROUP/VERSION/RESOURCE/NAME` for any resource with a scale subresource. Needs `get` and `patch` on that, and
     `patch` on pods for the deletion cost."""
@@ -271,7 +271,7 @@ _PLACEHOLDER = re.compile(r"\{(pool|role|desired|current|victims)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Command(RoleActuator):
+class Command(Scaler):
     """The actuator that runs a program. `{pool} {role} {desired} {current} {victims}` in an argument are replaced,
     victims separated by commas; the environment has the same values as AUTOSCALE_POOL etc., stdin the decision as JSON.
     Exit code 0 is ok, 75 (EX_TEMPFAIL) busy. A program that takes longer than `timeout` seconds is killed."""
@@ -319,7 +319,7 @@ async def run(
 
 
 @dataclass(frozen=True, slots=True)
-class Compose(RoleActuator):
+class Compose(Scaler):
     """The actuator for docker compose. On scale-down, compose removes the container with the highest number: drain with
     `policy: highest-ordinal`. `program` precedes `compose`."""
 
@@ -338,7 +338,7 @@ class Compose(RoleActuator):
 
 
 @dataclass(frozen=True, slots=True)
-class Webhook(RoleActuator):
+class Webhook(Scaler):
     """The actuator that sends the order to a URL. `sent_at` in the body identifies old orders; `x-signature` is
     `sha256=` and the HMAC-SHA256 of the body in hex. Status 2xx is ok, 409 busy, other 4xx refused; any other result is
     an error."""

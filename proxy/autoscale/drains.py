@@ -19,15 +19,16 @@ SETTLES = 1.0
 
 @dataclass(slots=True)
 class Drains:
-    """Draining replicas. `doomed` are victims whose removal was ordered: they do not return to service while that order
-    may still be executed."""
+    """Draining replicas. Victims whose removal was ordered do not return to service while that order may still be
+    executed."""
 
     settings: DrainSettings
     pods: ScaledPool
     clock: Clock
     _since: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """Start of the drain by role and pod."""
-    _doomed: dict[str, set[str]] = field(default_factory=dict)
+    _ordered: dict[str, set[str]] = field(default_factory=dict)
+    """Victims whose removal was ordered, by role."""
 
     def start(self, role: str, count: int) -> list[str]:
         """Drain the pods that are removed if `count` remain, and return their names. Other pods that this process
@@ -57,13 +58,13 @@ class Drains:
         """Return whether all draining replicas have ended their last request or exceeded the time limit."""
         return all(self._is_empty(one, since, role) for one, since in self._draining(role))
 
-    def doom(self, role: str) -> None:
+    def removal_ordered(self, role: str) -> None:
         """Note that the removal of these replicas was ordered."""
-        self._doomed[role] = set(self._since[role])
+        self._ordered[role] = set(self._since[role])
 
-    def spare(self, role: str) -> None:
+    def removal_over(self, role: str) -> None:
         """Note that earlier removal orders are over."""
-        self._doomed.pop(role, None)
+        self._ordered.pop(role, None)
 
     def cancel(self, role: str) -> list[str]:
         """Return draining replicas to service; return their names."""
@@ -99,7 +100,7 @@ class Drains:
         return (seconds >= SETTLES and replica.inflight <= 0) or seconds >= self.settings.patience(role)
 
     def _release(self, role: str, names: Sequence[str]) -> list[str]:
-        back = [name for name in names if name not in self._doomed.get(role, ())]
+        back = [name for name in names if name not in self._ordered.get(role, ())]
         for name in back:
             del self._since[role][name]
             self.pods.undrain(name)

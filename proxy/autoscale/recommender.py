@@ -127,8 +127,8 @@ def _divided(
     live = bounded(roles, coordination, total)
     if result.applied == "panic" and coordination.panic_hold:
         calm = distribute(roles, coordination, total, signals, False, expansion)
-        return result, Placement(pool, live, calm, gated).filled()
-    return result, Placement(pool, live, result, gated).replicas()
+        return result, RoleSplit(pool, live, calm, gated).filled()
+    return result, RoleSplit(pool, live, result, gated).replicas()
 
 
 def _sized(role: RoleSettings, situation: RoleSituation) -> SizedRole:
@@ -142,7 +142,7 @@ Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RoleSplit:
     """The replicas of the roles by a result, with few moves between roles. `gated`: replicas start or drain, so only
     demand justifies a move."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.autoscale.actuators import Command, Compose, Guard, Kubernetes, RoleActuator, Webhook
+from proxy.autoscale.actuators import Command, Compose, GuardedActuator, Kubernetes, Scaler, Webhook
 from proxy.autoscale.drains import DrainingReplica, Drains, Orders
 from proxy.autoscale.loop import PATIENCE, Actuator, Loop, ScalingDecision
 from proxy.autoscale.measures import Measured, RoleSamples, metrics_of, replicas_of_role, signals_of
@@ -191,7 +191,7 @@ class ScaledPool:
         self.drains.forget_gone(role)
         there = len(self._replicas(role))
         if not self.orders.is_open(role, there):
-            self.drains.spare(role)
+            self.drains.removal_over(role)
         acts = decision.mode == "active" and self._is_leader()
         if self._guard is None:
             self.drains.cancel(role)
@@ -208,12 +208,12 @@ class ScaledPool:
                 going = self.drains.names(role)
                 await self._guard.mark([name for name in self._replicas(role) if name not in going], doomed=False)
 
-    def _make_guard(self, settings: ActuatorSettings | None) -> Guard | None:
+    def _make_guard(self, settings: ActuatorSettings | None) -> GuardedActuator | None:
         if settings is None:
             return None
         self.orders.startup = settings.startup
-        hand = hand_of(settings, self._clock)
-        return Guard(settings, hand, self.drains, self.orders, self._clock, self._random, self._is_leader)
+        scaler = scaler_of(settings, self._clock)
+        return GuardedActuator(settings, scaler, self.drains, self.orders, self._clock, self._random, self._is_leader)
 
     def _actuators(self) -> dict[str, Actuator]:
         roles = tuple(role.name for role in self._settings.roles)
@@ -246,7 +246,7 @@ def _patience(settings: ScalingPolicy) -> float:
     return PATIENCE if settings.actuator is None else max(PATIENCE, 2 * settings.actuator.timeout)
 
 
-def hand_of(acting: ActuatorSettings, clock: Clock) -> RoleActuator:
+def scaler_of(acting: ActuatorSettings, clock: Clock) -> Scaler:
     if acting.type == "webhook":
         return Webhook(acting.url, acting.secret, acting.timeout, clock.wall)
     if acting.type == "exec":

@@ -1,4 +1,5 @@
-"""Who may go on to a pod, and who waits for it how long. A configuration without limits imports no queues."""
+"""Flow control: which requests are admitted, and which wait in a queue. A configuration without limits imports no
+queues."""
 
 from __future__ import annotations
 

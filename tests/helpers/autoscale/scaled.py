@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.autoscale.actuators import RoleActuator, ScaleOrder
+from proxy.autoscale.actuators import ScaleOrder, Scaler
 from proxy.autoscale.loop import ScalingDecision, ScalingOutcome
 from proxy.autoscale.measures import KnownLoad
 from proxy.autoscale.prometheus import QueryFailed
@@ -72,7 +72,7 @@ class GivenSignals(SignalSource):
         return self.all[role]
 
 
-class Recording(RoleActuator):
+class Recording(Scaler):
     def __init__(self) -> None:
         self.orders: list[ScaleOrder] = []
         self.marks: list[tuple[list[str], bool]] = []
@@ -93,7 +93,7 @@ class Rig:
     def __init__(self, prefill: int = 1, decode: int = 1, **changed: Any) -> None:
         self.clock = ManualClock(now=1000.0)
         self.fleet = Fleet(self.clock)
-        self.signals, self.hand, self.is_leader = GivenSignals(), Recording(), True
+        self.signals, self.scaler, self.is_leader = GivenSignals(), Recording(), True
         self.queries: dict[str, float] = {}
         """What a Prometheus says."""
         for role, count in (("prefill", prefill), ("decode", decode)):
@@ -119,7 +119,7 @@ class Rig:
     def replace_hand(self) -> None:
         """What is ordered is recorded, and not done."""
         if self.pool._guard is not None:
-            self.pool._guard.hand = self.hand
+            self.pool._guard.scaler = self.scaler
 
     def add(self, role: str, number: int, kv_usage: float = 0.8, **labels: str) -> Endpoint:
         name = f"{role}-{number}"

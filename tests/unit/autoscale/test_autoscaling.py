@@ -249,7 +249,7 @@ class Hanging(Recording):
 
 async def cut_off_at(loop: VirtualLoop, renewals: int) -> float:
     """Return when an order that hangs is cut off. The lease of 60 s is renewed so often, every 20 s."""
-    rig, hand, lease = Rig(), Hanging(), OneLease()
+    rig, scaler, lease = Rig(), Hanging(), OneLease()
     rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     autoscaling = Shown(rig, policies(actuator={**EXEC, "timeout": "10m"})).autoscaling
     autoscaling.leadership.clock = loop
@@ -259,12 +259,12 @@ async def cut_off_at(loop: VirtualLoop, renewals: int) -> float:
         await autoscaling.start(stack)
         guard = autoscaling.pools["default"]._guard
         assert guard is not None
-        guard.hand = hand
+        guard.scaler = scaler
         await asyncio.sleep(20.0 * renewals)
         lease.is_free = False
         await asyncio.sleep(100.0)
-    assert len(hand.orders) == 1
-    return hand.cut_off_at
+    assert len(scaler.orders) == 1
+    return scaler.cut_off_at
 
 
 @pytest.mark.parametrize(("renewals", "end"), [(0, 60.0), (3, 120.0)])

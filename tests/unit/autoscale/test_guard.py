@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.autoscale.actuators import CIRCUIT, Guard, RoleActuator, ScaleOrder
+from proxy.autoscale.actuators import CIRCUIT, GuardedActuator, ScaleOrder, Scaler
 from proxy.autoscale.drains import DrainingReplica, Drains, Orders
 from proxy.autoscale.loop import ScalingOutcome
 from proxy.autoscale.scaled_pool import ScaledPool
@@ -20,7 +20,7 @@ from proxy.core.ports import ManualClock
 from tests.helpers.autoscale.orders import decision
 
 
-class Recording(RoleActuator):
+class Recording(Scaler):
     def __init__(self) -> None:
         self.orders: list[ScaleOrder] = []
         self.marks: list[tuple[list[str], bool]] = []
@@ -75,11 +75,11 @@ class Pods:
 class Rig:
     def __init__(self, **settings: Any) -> None:
         self.clock = ManualClock(now=1000.0)
-        self.pods, self.hand = Pods(), Recording()
+        self.pods, self.scaler = Pods(), Recording()
         self.drains = Drains(DrainSettings(), cast(ScaledPool, self.pods), self.clock)
-        self.guard = Guard(
+        self.guard = GuardedActuator(
             ActuatorSettings(type="exec", command=("scale",), **settings),
-            self.hand,
+            self.scaler,
             self.drains,
             Orders(self.clock),
             self.clock,
@@ -91,20 +91,20 @@ class Rig:
 
     @property
     def counts(self) -> list[int]:
-        return [order.count for order in self.hand.orders]
+        return [order.count for order in self.scaler.orders]
 
 
 async def test_a_leader_that_was_suspended_after_it_decided_scales_and_marks_nothing_more() -> None:
-    rig, hand = Rig(), Suspended()
-    rig.guard.hand, rig.guard.is_leader = hand, lambda: hand.is_leader
+    rig, scaler = Rig(), Suspended()
+    rig.guard.scaler, rig.guard.is_leader = scaler, lambda: scaler.is_leader
     for name in rig.pods.all:
         rig.pods.end_requests(name)
     assert await rig.to(2) is ScalingOutcome.BUSY
-    assert (hand.orders, len(hand.marks)) == ([], 1)
+    assert (scaler.orders, len(scaler.marks)) == ([], 1)
     await rig.guard.cancel("decode")
     await rig.guard.mark(["d-1"], doomed=False)
-    assert len(hand.marks) == 1, "the process that leads clears the marks of the one before"
-    hand.is_leader = True
+    assert len(scaler.marks) == 1, "the process that leads clears the marks of the one before"
+    scaler.is_leader = True
     assert await rig.to(4) is ScalingOutcome.OK
 
 
@@ -140,7 +140,7 @@ async def test_a_file_is_a_kill_switch(tmp_path: Path) -> None:
     rig = Rig(kill_file=str(tmp_path / "stop"))
     (tmp_path / "stop").touch()
     assert await rig.to(4) is ScalingOutcome.REFUSED
-    assert not rig.hand.orders
+    assert not rig.scaler.orders
     (tmp_path / "stop").unlink()
     assert await rig.to(4) is ScalingOutcome.OK
 
@@ -167,7 +167,7 @@ async def test_a_new_pod_with_an_old_name_drains_again() -> None:
 
 async def test_failures_cause_growing_pauses() -> None:
     rig = Rig()
-    rig.hand.outcome = ScalingOutcome.ERROR
+    rig.scaler.outcome = ScalingOutcome.ERROR
     waits = []
     for _ in range(CIRCUIT):
         assert await rig.to(4) is ScalingOutcome.ERROR
@@ -185,20 +185,20 @@ async def test_failures_cause_growing_pauses() -> None:
 
 async def test_an_actuator_that_raises_counts_as_a_failure() -> None:
     rig = Rig()
-    rig.hand.breaks = True
+    rig.scaler.breaks = True
     with pytest.raises(OSError, match="no way"):
         await rig.to(4)
-    rig.hand.breaks = False
+    rig.scaler.breaks = False
     assert await rig.to(4) is ScalingOutcome.BUSY
 
 
 async def test_an_actuator_that_is_cut_off_counts_as_a_failure() -> None:
     rig = Rig()
-    rig.hand.hangs = True
+    rig.scaler.hangs = True
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await rig.to(4)
-    rig.hand.hangs = False
+    rig.scaler.hangs = False
     assert await rig.to(4) is ScalingOutcome.BUSY
 
 
@@ -206,12 +206,12 @@ async def test_pods_are_drained_before_they_are_removed() -> None:
     rig = Rig()
     assert await rig.to(2) is ScalingOutcome.BUSY
     assert rig.pods.draining == ["d-0"]
-    assert rig.hand.marks == [(["d-0"], True)]
+    assert rig.scaler.marks == [(["d-0"], True)]
     rig.clock.advance(60.0)
     assert await rig.to(2) is ScalingOutcome.BUSY
     rig.pods.end_requests("d-0")
     assert await rig.to(2) is ScalingOutcome.OK
-    (order,) = rig.hand.orders
+    (order,) = rig.scaler.orders
     assert (order.count, order.victims) == (2, ("d-0",))
 
 
@@ -240,7 +240,7 @@ async def test_returning_demand_undrains_pods() -> None:
     assert rig.pods.draining == ["d-0"]
     assert await rig.to(4) is ScalingOutcome.OK
     assert rig.pods.draining == []
-    assert rig.hand.marks == [(["d-0", "d-1"], True), (["d-1"], False), (["d-0"], False)]
+    assert rig.scaler.marks == [(["d-0", "d-1"], True), (["d-1"], False), (["d-0"], False)]
 
 
 async def test_a_pod_whose_removal_was_ordered_is_not_undrained() -> None:
@@ -251,7 +251,7 @@ async def test_a_pod_whose_removal_was_ordered_is_not_undrained() -> None:
     assert await rig.to(2) is ScalingOutcome.OK
     await rig.guard.cancel("decode")
     assert rig.pods.draining == ["d-0"]
-    rig.drains.spare("decode")
+    rig.drains.removal_over("decode")
     await rig.guard.cancel("decode")
     assert rig.pods.draining == []
 
@@ -261,7 +261,7 @@ async def test_a_failed_order_undrains_its_victims() -> None:
     rig.pods.end_requests("d-0")
     await rig.to(2)
     rig.clock.advance(1.0)
-    rig.hand.outcome = ScalingOutcome.REFUSED
+    rig.scaler.outcome = ScalingOutcome.REFUSED
     assert await rig.to(2) is ScalingOutcome.REFUSED
     await rig.guard.cancel("decode")
     assert rig.pods.draining == []

@@ -18,7 +18,7 @@ async def test_each_role_is_sized_by_its_load() -> None:
     rig.signals.all["prefill"] = KnownLoad(backlog=4.4)
     decision = await rig.step()
     assert dict(decision.desired) == {"prefill": 3, "decode": 2}
-    assert rig.hand.result == [("prefill", 3)]
+    assert rig.scaler.result == [("prefill", 3)]
 
 
 async def test_ordered_replicas_count_until_they_are_visible() -> None:
@@ -29,7 +29,7 @@ async def test_ordered_replicas_count_until_they_are_visible() -> None:
     decision = await rig.step()
     assert decision.situations["prefill"].current == 2
     assert decision.situations["prefill"].ready == 1
-    assert rig.hand.result == [("prefill", 2)]
+    assert rig.scaler.result == [("prefill", 2)]
     rig.add("prefill", 1)
     decision = await rig.step()
     assert (decision.situations["prefill"].current, decision.situations["prefill"].ready) == (2, 2)
@@ -41,7 +41,7 @@ async def test_replicas_that_never_start_are_ordered_again() -> None:
     for _ in range(42):
         rig.report_all("decode")
         await rig.step()
-    assert rig.hand.result == [("prefill", 2), ("prefill", 2)]
+    assert rig.scaler.result == [("prefill", 2), ("prefill", 2)]
 
 
 async def test_a_pod_drains_before_it_is_removed() -> None:
@@ -54,7 +54,7 @@ async def test_a_pod_drains_before_it_is_removed() -> None:
     rig.report_all("decode", kv_usage=0.5)
     await rig.step()
     assert busy.state is EndpointState.DRAINING
-    assert rig.hand.result == []
+    assert rig.scaler.result == []
     rig.report_all("decode", kv_usage=0.75)
     decision = await rig.step()
     assert decision.situations["decode"].draining == 1
@@ -62,8 +62,8 @@ async def test_a_pod_drains_before_it_is_removed() -> None:
     assert (drain["name"], drain["state"], drain["inflight"]) == ("decode-1", "draining", 1)
     busy.charge(-1, 0)
     await rig.step()
-    assert rig.hand.result == [("decode", 2)]
-    assert rig.hand.orders[0].victims == ("decode-1",)
+    assert rig.scaler.result == [("decode", 2)]
+    assert rig.scaler.orders[0].victims == ("decode-1",)
     assert busy.state is EndpointState.DRAINING, "its end is under way"
     rig.fleet.remove("decode-1")
     rig.report_all("decode", kv_usage=0.8)
@@ -88,7 +88,7 @@ async def test_demand_that_returns_ends_a_drain() -> None:
     rig.report_all("decode", kv_usage=1.0)
     await rig.step(0.5)
     assert list(rig.fleet.draining) == []
-    assert rig.hand.result == []
+    assert rig.scaler.result == []
 
 
 async def test_a_role_without_known_pods_is_unknown() -> None:
@@ -157,7 +157,7 @@ async def test_a_proxy_that_does_not_lead_decides_and_does_not_act() -> None:
     rig.report_all("decode", kv_usage=0.1)
     decision = await rig.step()
     assert decision.desired == {"prefill": 2, "decode": 1}
-    assert rig.hand.result == []
+    assert rig.scaler.result == []
     assert list(rig.fleet.draining) == []
     assert rig.pool.described(decision)["leads"] is False
 
@@ -229,7 +229,7 @@ async def test_a_new_leader_removes_the_pods_that_a_crashed_leader_drained() -> 
     rig.report_all("decode", kv_usage=0.8)
     await rig.step()
     await rig.step()
-    assert [order.victims for order in rig.hand.orders] == [("decode-1",)]
+    assert [order.victims for order in rig.scaler.orders] == [("decode-1",)]
     assert [pod.name for pod in rig.fleet.draining] == ["decode-1"]
 
 
@@ -238,7 +238,7 @@ async def test_marks_of_an_earlier_leader_are_cleared_once() -> None:
     rig.report_all("decode", kv_usage=0.5)
     await rig.step()
     await rig.step()
-    assert rig.hand.marks == [(["decode-0"], True), (["prefill-0"], False), (["decode-1", "decode-2"], False)]
+    assert rig.scaler.marks == [(["decode-0"], True), (["prefill-0"], False), (["decode-1", "decode-2"], False)]
 
 
 async def test_an_acknowledgement_counts_as_an_order() -> None:
@@ -257,7 +257,7 @@ async def test_only_the_roles_of_the_actuator_are_scaled() -> None:
     rig.signals.all["prefill"] = KnownLoad(backlog=3.0)
     rig.report_all("decode", kv_usage=1.0)
     await rig.step()
-    assert rig.hand.result == [("prefill", 2)]
+    assert rig.scaler.result == [("prefill", 2)]
     assert rig.pool.actuations == {("prefill", "exec", "ok"): 1, ("decode", "exec", "dry_run"): 1}
 
 
@@ -321,8 +321,8 @@ async def test_a_pod_with_a_port_for_each_rank_is_one_replica_and_drains_as_one(
     rig.report_all("decode", kv_usage=0.75)
     decision = await rig.step()
     assert (decision.situations["decode"].ready, decision.situations["decode"].draining) == (2, 1)
-    assert rig.hand.result == [("decode", 2)]
-    assert rig.hand.orders[0].victims == ("decode-1",)
+    assert rig.scaler.result == [("decode", 2)]
+    assert rig.scaler.orders[0].victims == ("decode-1",)
 
 
 async def test_a_replica_serves_while_one_of_its_ranks_does_and_its_load_is_the_mean_of_ready_ranks() -> None:
@@ -351,4 +351,4 @@ async def test_a_drain_of_ranks_with_a_port_each_ends_as_one() -> None:
     rig.report_all("decode", kv_usage=0.9)
     await rig.step(0.5)
     assert list(rig.fleet.draining) == []
-    assert rig.hand.marks[-1] == (["decode-0"], False)
+    assert rig.scaler.marks[-1] == (["decode-0"], False)
