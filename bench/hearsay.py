@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.placement.generators import generate
 from bench.rig import say, table
-from proxy.cluster.messages import FrameKind, records
+from proxy.cluster.messages import RecordKind, records
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.shared import OwnLoads, PeerLoads, PodNumbers
 from proxy.cluster.transport import LATER
@@ -150,7 +150,7 @@ class Sharing(Kvlane):
 
     def hear(self, peer: int, batch: bytes) -> None:
         for kind, body in records(batch):
-            if kind is FrameKind.LOAD:
+            if kind is RecordKind.LOAD:
                 self._peer_loads.receive(peer, kind, body)
             else:
                 for index in self._indexes:

@@ -1,4 +1,4 @@
-"""What other processes say: workers on the bus of a host, and other hosts over the channel of the store."""
+"""What other processes send: workers on the bus of a host, and other hosts over the channel of the store."""
 
 from __future__ import annotations
 
@@ -85,11 +85,13 @@ async def messages() -> AsyncIterator[Check]:
             nonlocal number
             number += 1
             peers = {PEER, data[5 : 5 + ID_BYTES].ljust(ID_BYTES, b"\0"), peer_id(app._replica.host, 5)}
-            say = rng.choice((PacketKind.NEWS, PacketKind.STATE))
+            kind = rng.choice((PacketKind.NEWS, PacketKind.STATE))
             for line, to in zip(lines, (app._replica.id, supervisor._replica.id), strict=True):
                 line.received(data)
                 line.received(message(data))
-                line.received(message(packet(say, PEER, number, data, to if say is PacketKind.STATE else None).packed))
+                line.received(
+                    message(packet(kind, PEER, number, data, to if kind is PacketKind.STATE else None).packed)
+                )
                 line.received(message(packet(PacketKind.HELLO, PEER, number + 1, data).packed))
             app._replica.received(packet(PacketKind.NEWS, peer_id(app._replica.host, 5), number, data))
             await _on_the_bus(number, data, rng)
@@ -105,9 +107,9 @@ async def messages() -> AsyncIterator[Check]:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             await broker.attach(worker, ours)
-            id, say = peer_id(broker.host, worker), rng.choice((PacketKind.NEWS, PacketKind.LOCAL, PacketKind.DIRECT))
-            to = supervisor._replica.id if say is PacketKind.DIRECT else None
-            theirs.send(packet(say, id, 1, data, to).packed + (data if rng.randrange(2) else b""))
+            id, kind = peer_id(broker.host, worker), rng.choice((PacketKind.NEWS, PacketKind.LOCAL, PacketKind.DIRECT))
+            to = supervisor._replica.id if kind is PacketKind.DIRECT else None
+            theirs.send(packet(kind, id, 1, data, to).packed + (data if rng.randrange(2) else b""))
             theirs.shutdown(socket.SHUT_WR)
             await until(lambda: worker not in broker.links, PATIENCE)
             theirs.close()

@@ -20,9 +20,9 @@ from proxy.cluster.messages import (
     HOST_BYTES,
     UNREADABLE,
     VERSION,
-    FrameKind,
     Packet,
     PacketKind,
+    RecordKind,
     message,
     packet,
     packets,
@@ -48,7 +48,7 @@ request a snapshot."""
 LAST_WORDS = 0.5
 """Seconds to send the farewell."""
 
-_BETWEEN_HOSTS = frozenset(say for say in PacketKind if say not in (PacketKind.LOCAL, PacketKind.DIRECT))
+_BETWEEN_HOSTS = frozenset(kind for kind in PacketKind if kind not in (PacketKind.LOCAL, PacketKind.DIRECT))
 
 
 class StoreConnection(Protocol):
@@ -170,14 +170,14 @@ class Deployment:
 
     def publish(self, packet: Packet) -> None:
         """Send a packet of a process of this host."""
-        say, to = packet.say, packet.to
-        if say not in _BETWEEN_HOSTS:
+        kind, to = packet.kind, packet.to
+        if kind not in _BETWEEN_HOSTS:
             return
-        if say is PacketKind.NEWS and not self.is_connected:
+        if kind is PacketKind.NEWS and not self.is_connected:
             self._assumed.add(packet.sender, packet.body)
         if not self._publishes:
             return
-        if (say is PacketKind.BEAT or say is PacketKind.HELLO) and packet.sender == self._replica.id:
+        if (kind is PacketKind.BEAT or kind is PacketKind.HELLO) and packet.sender == self._replica.id:
             self._sent_at[packet.number] = self._clock.now()
         self._put(self._everybody if to is None else self._channel_of(to[:HOST_BYTES]), packet.packed)
 
@@ -340,9 +340,9 @@ class Deployment:
         if host == self._replica.host:
             if packet.sender == self._replica.id:
                 self._came_back(packet.number)
-        elif packet.say in _BETWEEN_HOSTS:
+        elif packet.kind in _BETWEEN_HOSTS:
             self._received_by(packet)
-            if packet.say is PacketKind.BYE and host not in self._replica.peers.hosts:
+            if packet.kind is PacketKind.BYE and host not in self._replica.peers.hosts:
                 self.shares.left(host)
                 self._show()
 
@@ -370,7 +370,7 @@ class Deployment:
     def _divided(self, hosts: int, rank: int, is_up: bool) -> None:
         """Divide caps and limits by hosts, in all processes of this one."""
         self._replica.divide(hosts, rank, is_up)
-        self._replica.publish_local(FrameKind.HOSTS, orjson.dumps((hosts, rank, is_up)))
+        self._replica.publish_local(RecordKind.HOSTS, orjson.dumps((hosts, rank, is_up)))
 
     def _show(self) -> None:
         known = self._replica.peers.hosts

@@ -14,10 +14,10 @@ from proxy.cluster.messages import (
     BROKER,
     FIRST_NUMBER,
     HOST_BYTES,
-    FrameKind,
     InvalidMessage,
     Packet,
     PacketKind,
+    RecordKind,
     record,
     records,
 )
@@ -106,20 +106,20 @@ class Peers:
     def receive(self, packet: Packet) -> Peer | None:
         """Return the sender of a packet, or None if a later packet has overtaken this one. Raise InvalidMessage for a
         host beyond MOST_HOSTS, or a process beyond MOST_PEERS."""
-        now, say = self._clock.now(), packet.say
+        now, kind = self._clock.now(), packet.kind
         peer = self._peers.get(packet.sender)
         if peer is None:
-            if say is PacketKind.BYE:
+            if kind is PacketKind.BYE:
                 return None
             peer = self._add(packet.sender, now)
-        elif packet.number < peer.last + (say in _NUMBERED) and (say in _NUMBERED or say is PacketKind.STATE):
+        elif packet.number < peer.last + (kind in _NUMBERED) and (kind in _NUMBERED or kind is PacketKind.STATE):
             return None
         peer.received_at = now
-        if say is PacketKind.STATE or (say is PacketKind.HELLO and not peer.last):
+        if kind is PacketKind.STATE or (kind is PacketKind.HELLO and not peer.last):
             peer.has_gap = False
-        elif say in _NUMBERED and packet.number != peer.last + 1:
+        elif kind in _NUMBERED and packet.number != peer.last + 1:
             peer.has_gap = True
-        if say in _NUMBERED or say is PacketKind.STATE:
+        if kind in _NUMBERED or kind is PacketKind.STATE:
             peer.last = packet.number
         return peer
 
@@ -255,9 +255,9 @@ class AssumedSpending:
         """Raises ValueError or another of UNREADABLE."""
         if not self._others:
             return
-        spent = [one for kind, body in records(batch) if kind is FrameKind.SPENT for one in read_spent(body)]
+        spent = [one for kind, body in records(batch) if kind is RecordKind.SPENT for one in read_spent(body)]
         if spent:
-            self._spent(record(FrameKind.SPENT, orjson.dumps([self._times_others(peer, *one) for one in spent])))
+            self._spent(record(RecordKind.SPENT, orjson.dumps([self._times_others(peer, *one) for one in spent])))
 
     def _times_others(self, peer: bytes, who: Who, running: int, spent: Sequence[float]) -> Spent:
         self._running.setdefault(who, {})[peer] = running

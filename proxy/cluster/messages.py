@@ -44,7 +44,7 @@ HEAD_BYTES = _RECORD.size
 """Bytes of a record before its body."""
 
 
-class FrameKind(IntEnum):
+class RecordKind(IntEnum):
     """The kind of a record. Values are absolute where possible, so that the next record corrects a lost one."""
 
     # from the supervisor to workers
@@ -96,7 +96,7 @@ class FrameKind(IntEnum):
     """The highest waiting priority at the sender, the time since which it waits, and the caps that the sender lends."""
 
 
-SHARED = frozenset(kind for kind in FrameKind if kind.value in (*range(16, 22), 26, 27, 33, 34, 40, 41, 42))
+SHARED = frozenset(kind for kind in RecordKind if kind.value in (*range(16, 22), 26, 27, 33, 34, 40, 41, 42))
 """Kinds that are applied if a process of another host sends them. EJECTIONS are not among them: another host may reach
 a pod that this one cannot reach."""
 
@@ -137,7 +137,7 @@ class PacketKind(IntEnum):
     """Records for one process of the host."""
 
 
-_SAYS = {int(say): say for say in PacketKind}
+_PACKET_KINDS = {int(kind): kind for kind in PacketKind}
 _WITH_RECEIVER = frozenset((PacketKind.ASK, PacketKind.STATE, PacketKind.DIRECT))
 
 
@@ -145,7 +145,7 @@ _WITH_RECEIVER = frozenset((PacketKind.ASK, PacketKind.STATE, PacketKind.DIRECT)
 class Packet:
     """`to` is the receiver; None for all. `packed` are the bytes of the packet."""
 
-    say: PacketKind
+    kind: PacketKind
     sender: bytes
     number: int
     body: bytes
@@ -153,10 +153,10 @@ class Packet:
     packed: bytes
 
 
-def packet(say: PacketKind, sender: bytes, number: int, body: bytes, to: bytes | None = None) -> Packet:
+def packet(kind: PacketKind, sender: bytes, number: int, body: bytes, to: bytes | None = None) -> Packet:
     receiver = to or b""
-    packed = _HEAD.pack(len(receiver) + len(body), say, sender, number) + receiver + body
-    return Packet(say, sender, number, body, to, packed)
+    packed = _HEAD.pack(len(receiver) + len(body), kind, sender, number) + receiver + body
+    return Packet(kind, sender, number, body, to, packed)
 
 
 class Packets:
@@ -171,20 +171,20 @@ class Packets:
         buffer += data
         at = 0
         while len(buffer) - at >= size:
-            length, say, sender, number = _HEAD.unpack_from(buffer, at)
-            if length > LARGEST_PACKET or say not in _SAYS:
-                raise InvalidMessage(f"a packet of kind {say} with {length} bytes")
+            length, kind, sender, number = _HEAD.unpack_from(buffer, at)
+            if length > LARGEST_PACKET or kind not in _PACKET_KINDS:
+                raise InvalidMessage(f"a packet of kind {kind} with {length} bytes")
             if len(buffer) - at < size + length:
                 break
             packed = bytes(buffer[at : at + size + length])
             at += size + length
             to, start = None, size
-            if _SAYS[say] in _WITH_RECEIVER:
+            if _PACKET_KINDS[kind] in _WITH_RECEIVER:
                 start += ID_BYTES
                 to = packed[size:start]
                 if len(to) < ID_BYTES:
                     raise InvalidMessage("a packet without its receiver")
-            yield Packet(_SAYS[say], sender, number, packed[start:], to, packed)
+            yield Packet(_PACKET_KINDS[kind], sender, number, packed[start:], to, packed)
         del buffer[:at]
 
     @property
@@ -209,11 +209,11 @@ def packets(data: bytes) -> Iterator[Packet]:
         raise InvalidMessage("a packet is cut off")
 
 
-def record(kind: FrameKind, body: bytes) -> bytes:
+def record(kind: RecordKind, body: bytes) -> bytes:
     return _RECORD.pack(kind, len(body)) + body
 
 
-def records(data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
+def records(data: bytes) -> Iterator[tuple[RecordKind, bytes]]:
     """Yield kind and body of each record, except of kinds of a newer version. Raise InvalidMessage."""
     at, end = 0, len(data)
     while at < end:
@@ -224,11 +224,11 @@ def records(data: bytes) -> Iterator[tuple[FrameKind, bytes]]:
         at += _RECORD.size + size
         if at > end:
             raise InvalidMessage("a record is cut off")
-        if kind in _KINDS:
-            yield _KINDS[kind], data[at - size : at]
+        if kind in _RECORD_KINDS:
+            yield _RECORD_KINDS[kind], data[at - size : at]
 
 
-_KINDS = {int(kind): kind for kind in FrameKind}
+_RECORD_KINDS = {int(kind): kind for kind in RecordKind}
 
 
 MOST = 0xFFFFFFFF

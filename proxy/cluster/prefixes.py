@@ -11,7 +11,7 @@ from struct import error as StructError
 from sys import byteorder
 from zlib import crc32
 
-from proxy.cluster.messages import FrameKind, InvalidMessage, longs, read_longs, read_words, record, words
+from proxy.cluster.messages import InvalidMessage, RecordKind, longs, read_longs, read_words, record, words
 from proxy.cluster.shared import Records, Shared, pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
@@ -199,7 +199,7 @@ class SharedIndex(PrefixIndex, Shared):
     has left.
     """
 
-    kinds = (FrameKind.MOVES, FrameKind.FORGET, FrameKind.MEMORY)
+    kinds = (RecordKind.MOVES, RecordKind.FORGET, RecordKind.MEMORY)
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class SharedIndex(PrefixIndex, Shared):
     def lost(self, endpoint: Endpoint) -> None:
         super().lost(endpoint)
         self._gather()
-        self._records.append(record(FrameKind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
+        self._records.append(record(RecordKind.FORGET, _FORGET.pack(self._tag, pod_number(endpoint.name))))
         self._flush()  # otherwise others would confirm meanwhile what is forgotten here
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -284,7 +284,7 @@ class SharedIndex(PrefixIndex, Shared):
                 moves.reserved += (number - 1, positions[reservation.pod][0], len(packed) >> 3)
                 moves.hashes.append(packed)
             moves.pods = positions.pods
-            yield FrameKind.MOVES, moves.packed(self._tag)
+            yield RecordKind.MOVES, moves.packed(self._tag)
 
     def memory(self, share: float) -> Records:
         """Yield MEMORY of the chains that were confirmed last, oldest first."""
@@ -292,7 +292,7 @@ class SharedIndex(PrefixIndex, Shared):
             endpoint = self._find(number)
             if endpoint is not None and endpoint in self._pods:
                 capacity = max(0, self._pods[endpoint].capacity)
-                yield FrameKind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
+                yield RecordKind.MEMORY, _MEMORY.pack(self._tag, number, capacity, len(packed) >> 3) + packed
 
     def _gather(self) -> None:
         """Put the settled and reserved chains into a record."""
@@ -307,7 +307,7 @@ class SharedIndex(PrefixIndex, Shared):
         last, *_ = self._settle_own(*unknown)
         if settled or reserved:
             self._records.append(
-                record(FrameKind.MOVES, IndexChanges(settled, reserved, hashes, pods, last).packed(self._tag))
+                record(RecordKind.MOVES, IndexChanges(settled, reserved, hashes, pods, last).packed(self._tag))
             )
 
     def _settle_own(
@@ -371,7 +371,7 @@ class SharedIndex(PrefixIndex, Shared):
 
     # What peers published.
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         """Records of other indexes are skipped."""
         try:
             if _TAG.unpack_from(body)[0] == self._tag:
@@ -458,8 +458,8 @@ class _Positions(dict[PodMemory, tuple[int, int]]):
         return [(number, max(0, pod.capacity)) for pod, (_, number) in self.items()]
 
 
-_RECEIVE: dict[FrameKind, Callable[[SharedIndex, int, bytes], None]] = {
-    FrameKind.MOVES: SharedIndex._receive_moves,
-    FrameKind.FORGET: SharedIndex._receive_forget,
-    FrameKind.MEMORY: SharedIndex._receive_memory,
+_RECEIVE: dict[RecordKind, Callable[[SharedIndex, int, bytes], None]] = {
+    RecordKind.MOVES: SharedIndex._receive_moves,
+    RecordKind.FORGET: SharedIndex._receive_forget,
+    RecordKind.MEMORY: SharedIndex._receive_memory,
 }

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from proxy.cluster.messages import FrameKind, record
+from proxy.cluster.messages import RecordKind, record
 from proxy.core.errors import BadRequest, NotFound, RequestError
 from proxy.core.log_limit import LogLimit
 from proxy.core.tasks import Tasks
@@ -39,7 +39,7 @@ class Questions:
 
     `send(address, message)` sends a record."""
 
-    KINDS: ClassVar = frozenset((FrameKind.QUESTION, FrameKind.REPLY))
+    KINDS: ClassVar = frozenset((RecordKind.QUESTION, RecordKind.REPLY))
 
     def __init__(self, send: Callable[[int, bytes], None]) -> None:
         self._send = send
@@ -57,7 +57,7 @@ class Questions:
         handler."""
         key = address, next(self._numbers)
         reply = self._pending[key] = asyncio.get_running_loop().create_future()
-        self._send(address, record(FrameKind.QUESTION, orjson.dumps((key[1], topic, arguments))))
+        self._send(address, record(RecordKind.QUESTION, orjson.dumps((key[1], topic, arguments))))
         try:
             async with asyncio.timeout(timeout):
                 return await reply
@@ -66,9 +66,9 @@ class Questions:
         finally:
             del self._pending[key]
 
-    def receive(self, address: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, address: int, kind: RecordKind, body: bytes) -> None:
         """Raises one of UNREADABLE."""
-        if kind is FrameKind.QUESTION:
+        if kind is RecordKind.QUESTION:
             number, topic, arguments = orjson.loads(body)
             handler = self.handlers[topic]
             if self._open[address] >= MOST_OPEN:
@@ -118,4 +118,4 @@ class Questions:
         self._reply(address, number, result, error)
 
     def _reply(self, address: int, number: int, result: Any, error: _Error | None) -> None:
-        self._send(address, record(FrameKind.REPLY, orjson.dumps((number, result, error))))
+        self._send(address, record(RecordKind.REPLY, orjson.dumps((number, result, error))))

@@ -18,10 +18,10 @@ from proxy.cluster.messages import (
     HOST_BYTES,
     SHARED,
     UNREADABLE,
-    FrameKind,
     InvalidMessage,
     Packet,
     PacketKind,
+    RecordKind,
     packet,
     record,
     records,
@@ -74,7 +74,7 @@ class SharedState:
 
     def __init__(self) -> None:
         self._groups: dict[str, Sequence[Shared]] = {}
-        self._by_kind: dict[FrameKind, list[Shared]] = {}
+        self._by_kind: dict[RecordKind, list[Shared]] = {}
         self.values: Sequence[Shared] = ()
         self.indexes: Sequence[SharedIndex] = ()
 
@@ -91,7 +91,7 @@ class SharedState:
     def of(self, type_: type[S]) -> list[S]:
         return [value for value in self.values if isinstance(value, type_)]
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> bool:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> bool:
         """Apply a record of a peer. Return False for a kind that is not shared here. Raises InvalidMessage."""
         values = self._by_kind.get(kind, ())
         for value in values:
@@ -119,7 +119,7 @@ class Replica:
         *,
         endpoints: Callable[[], Sequence[Endpoint]],
         apply: Callable[[Endpoint, int, int, int], None],
-        receive: Callable[[int, FrameKind, bytes], None],
+        receive: Callable[[int, RecordKind, bytes], None],
         dropped: Counter,
         garbled: Counter,
         garbled_of_hosts: Counter,
@@ -210,7 +210,7 @@ class Replica:
         self._batch.flush()
         self._send(PacketKind.BYE, b"")
 
-    async def close(self, last: Sequence[tuple[FrameKind, bytes]] = ()) -> None:
+    async def close(self, last: Sequence[tuple[RecordKind, bytes]] = ()) -> None:
         """Publish the remaining changes, and send `last` to the supervisor."""
         await self._tasks.stop()
         await self.questions.close()
@@ -220,14 +220,14 @@ class Replica:
         await self._transport.end()
         self._batch.close()
 
-    def send_to_supervisor(self, kind: FrameKind, body: bytes = b"") -> None:
+    def send_to_supervisor(self, kind: RecordKind, body: bytes = b"") -> None:
         self._send_direct(BROKER, record(kind, body))
 
-    def publish_local(self, kind: FrameKind, body: bytes) -> None:
+    def publish_local(self, kind: RecordKind, body: bytes) -> None:
         """Send a record to the processes of this host at once."""
         self._send(PacketKind.LOCAL, record(kind, body))
 
-    def publish_to_all(self, kind: FrameKind, body: bytes) -> None:
+    def publish_to_all(self, kind: RecordKind, body: bytes) -> None:
         """Send a record to all processes of all hosts at once."""
         self._send(PacketKind.NEWS, record(kind, body))
 
@@ -291,18 +291,18 @@ class Replica:
         if self.peers.should_ask(peer):
             self.missed()
             self._send(PacketKind.ASK, messages.question(self._reply_to, 0.0), peer.id)
-        say = packet.say
-        if say is PacketKind.BYE:
+        packet_kind = packet.kind
+        if packet_kind is PacketKind.BYE:
             self.peers.forget(peer)
-        elif say is PacketKind.ASK:
+        elif packet_kind is PacketKind.ASK:
             to, memory = messages.read_question(packet.body)
             if not to.startswith(peer.host):
                 raise InvalidMessage("a process asks for another host")
             self.send_state(to, memory)
-        elif say is PacketKind.BEAT or say is PacketKind.HELLO:
+        elif packet_kind is PacketKind.BEAT or packet_kind is PacketKind.HELLO:
             if packet.body:
                 peer.name, peer.config = messages.facts(packet.body)
-            if say is PacketKind.HELLO:
+            if packet_kind is PacketKind.HELLO:
                 self._welcome(peer)
         else:
             for kind, body in records(packet.body):
@@ -319,17 +319,17 @@ class Replica:
         else:
             self.send_state(peer_id(peer.host, ALL_PEERS), 0.0)
 
-    def _receive(self, peer: Peer, kind: FrameKind, body: bytes) -> None:
+    def _receive(self, peer: Peer, kind: RecordKind, body: bytes) -> None:
         if self.state.receive(peer.number, kind, body):
             return
-        if kind is FrameKind.RESET:
+        if kind is RecordKind.RESET:
             for value in self.state.values:
                 value.reset(peer.number)
-        elif kind is FrameKind.REMEMBERS:
+        elif kind is RecordKind.REMEMBERS:
             if self._wants_memory:
                 self._wants_memory = False
                 self._send(PacketKind.ASK, messages.question(self._reply_to, ALL), peer.id)
-        elif kind is FrameKind.HOSTS and peer.is_supervisor:
+        elif kind is RecordKind.HOSTS and peer.is_supervisor:
             self.divide(*messages.hosts(body))
         elif kind in Questions.KINDS:
             self.questions.receive(peer.number, kind, body)
@@ -347,12 +347,12 @@ class Replica:
         for value in self.state.values:
             yield from value.in_flight()
         if to is not None and next(iter(self.state.memory(ALL)), None) is not None:
-            yield FrameKind.REMEMBERS, b""
+            yield RecordKind.REMEMBERS, b""
 
-    def _send(self, say: PacketKind, body: bytes, to: bytes | None = None) -> None:
-        if to is None and say is not PacketKind.LOCAL:
+    def _send(self, kind: PacketKind, body: bytes, to: bytes | None = None) -> None:
+        if to is None and kind is not PacketKind.LOCAL:
             self._number += 1
-        self._transport.publish(packet(say, self.id, self._number, body, to))
+        self._transport.publish(packet(kind, self.id, self._number, body, to))
 
     def _send_direct(self, number: int, message: bytes) -> None:
         """Send a packet to one process, after the packets that wait for all: a reply must not overtake the data that it
@@ -379,7 +379,7 @@ class Replica:
         self._batch.flush()
         for index in self.state.indexes:
             index.publish_whole_chains()
-        size, batch = 0, [record(FrameKind.RESET, b"")]
+        size, batch = 0, [record(RecordKind.RESET, b"")]
         for kind, body in self._in_flight(to):
             batch.append(record(kind, body))
             size += len(body)

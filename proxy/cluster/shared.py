@@ -25,8 +25,8 @@ from proxy.cluster.messages import (
     FIRST_NUMBER,
     HEAD_BYTES,
     LONGEST_NAME,
-    FrameKind,
     InvalidMessage,
+    RecordKind,
     clamped,
     read_longs,
     read_words,
@@ -50,16 +50,16 @@ DRAINING = OPERATOR, AUTOSCALER
 MOST_SESSIONS = 20_000
 """Largest number of bindings of a table that a joining process receives: the most recently used ones."""
 
-Publish = Callable[[FrameKind, bytes], None]
-Records = Iterable[tuple[FrameKind, bytes]]
+Publish = Callable[[RecordKind, bytes], None]
+Records = Iterable[tuple[RecordKind, bytes]]
 
 
 class Shared:
     """A value that processes share. `kinds` are the kinds of its records."""
 
-    kinds: ClassVar[Sequence[FrameKind]]
+    kinds: ClassVar[Sequence[RecordKind]]
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         """Apply what a peer published. Raises InvalidMessage, and has applied nothing then."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ class Shared:
         return ()
 
 
-def _entries(kind: FrameKind, body: bytes, *types: Any) -> list[Any]:
+def _entries(kind: RecordKind, body: bytes, *types: Any) -> list[Any]:
     """Return the entries of a record, a JSON list of lists with values of these types. Raises InvalidMessage."""
     try:
         found = orjson.loads(body)
@@ -93,7 +93,7 @@ def _entries(kind: FrameKind, body: bytes, *types: Any) -> list[Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _packed(kind: FrameKind, entries: Sequence[Any]) -> Records:
+def _packed(kind: RecordKind, entries: Sequence[Any]) -> Records:
     for start in range(0, len(entries), PER_RECORD):
         yield kind, orjson.dumps(entries[start : start + PER_RECORD])
 
@@ -114,12 +114,12 @@ class SharedEjections(Shared):
     own: Callable[[], Mapping[str, Sequence[str]]]
     apply: Callable[[int, Mapping[str, Sequence[str]]], None]
     publish: Publish
-    kinds = (FrameKind.EJECTIONS,)
+    kinds = (RecordKind.EJECTIONS,)
 
     def changed(self) -> None:
-        self.publish(FrameKind.EJECTIONS, self._packed())
+        self.publish(RecordKind.EJECTIONS, self._packed())
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         reasons = dict(_entries(kind, body, str, list))
         if not all(map(_are_texts, reasons.values())):
             raise InvalidMessage("a reason is not a text")
@@ -132,7 +132,7 @@ class SharedEjections(Shared):
         self.apply(peer, {})
 
     def in_flight(self) -> Records:
-        yield FrameKind.EJECTIONS, self._packed()
+        yield RecordKind.EJECTIONS, self._packed()
 
     def _packed(self) -> bytes:
         """Leave out open breakers: each process that receives one opens its own breaker, with its own timer."""
@@ -146,13 +146,13 @@ class SharedQueue(Shared):
     pool: str
     shared_caps: SharedCaps
     changed: Callable[[], None]
-    kinds = (FrameKind.WAITING,)
+    kinds = (RecordKind.WAITING,)
 
     @staticmethod
     def packed(pool: str, name: str, highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> bytes:
         return orjson.dumps([(pool, name, highest, since, given, wants)])
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         types = str, str, int | None, float | int, dict, list
         for pool, name, highest, since, given, wants in _entries(kind, body, *types):
             if pool == self.pool:
@@ -184,7 +184,7 @@ class SharedQueue(Shared):
 
     def in_flight(self) -> Records:
         own = self.shared_caps
-        yield FrameKind.WAITING, self.packed(self.pool, own.name, own.published, own.since, own.given, own.wants)
+        yield RecordKind.WAITING, self.packed(self.pool, own.name, own.published, own.since, own.given, own.wants)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -212,7 +212,7 @@ class PodNumbers:
 _COUNT = Struct("<I")
 """Number of pods. Their numbers follow, then the columns: requests, tokens, work added since the last record."""
 
-_LOAD = int(FrameKind.LOAD)
+_LOAD = int(RecordKind.LOAD)
 
 LONG_PROMPT = 512
 """Number of uncached tokens from which a prompt lengthens the pod's queue by more than a few milliseconds, so that the
@@ -306,7 +306,7 @@ class _Pod:
 class PeerLoads(Shared):
     """The requests in flight of peers, in absolute numbers. Loads of an unknown pod are kept until the pod is known."""
 
-    kinds = (FrameKind.LOAD,)
+    kinds = (RecordKind.LOAD,)
 
     def __init__(self, find: Callable[[int], Endpoint | None], apply: Apply, own: Callable[[], bytes] = bytes) -> None:
         """`find` returns the pod of a number; `own` the body of a record about all own requests in flight, or b""."""
@@ -315,7 +315,7 @@ class PeerLoads(Shared):
         self._own = own
         self._of: dict[int, _Pod] = {}
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         pods, numbers, count = _read(body) if body else ([], [], 0)
         columns = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
         for number, requests, tokens, work in zip(pods, *columns, strict=True):
@@ -335,7 +335,7 @@ class PeerLoads(Shared):
 
     def in_flight(self) -> Records:
         if own := self._own():
-            yield FrameKind.LOAD, own
+            yield RecordKind.LOAD, own
 
     def added(self, endpoint: Endpoint) -> None:
         """Apply the loads that peers published before the pod was known here."""
@@ -394,13 +394,13 @@ class SharedSessions(Shared):
     name: str
     publish: Publish
     find: Callable[[str], Endpoint | None]
-    kinds = (FrameKind.SESSIONS,)
+    kinds = (RecordKind.SESSIONS,)
 
     def __post_init__(self) -> None:
         self._tag = crc32(self.name.encode())
         self.table.on_bind = self._bound
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         """Entries of other tables are skipped."""
         now, entries = self.clock.now(), _entries(kind, body, int, str, float | int, str)
         try:
@@ -417,11 +417,11 @@ class SharedSessions(Shared):
         now = self.clock.now()
         recent = self.table.recent(int(share * MOST_SESSIONS))
         yield from _packed(
-            FrameKind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
+            RecordKind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
         )
 
     def _bound(self, key: bytes, endpoint: Endpoint) -> None:
-        self.publish(FrameKind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
+        self.publish(RecordKind.SESSIONS, orjson.dumps([(self._tag, key.hex(), 0.0, endpoint.name)]))
 
 
 OPENED, CLOSED, TRIED = "opened", "closed", "tried"
@@ -439,27 +439,27 @@ class SharedBreakers(Shared, BreakerPeers):
     find: Callable[[str], Endpoint | None]
     publish: Publish
     place: Callable[[], tuple[int, int]] = lambda: (1, 0)
-    kinds = (FrameKind.BREAKER,)
+    kinds = (RecordKind.BREAKER,)
 
     def __post_init__(self) -> None:
         self.breakers.peers = self
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self.publish(FrameKind.BREAKER, self.packed(endpoint.name, is_open))
+        self.publish(RecordKind.BREAKER, self.packed(endpoint.name, is_open))
 
     @staticmethod
     def packed(pod: str, is_open: bool) -> bytes:
         return orjson.dumps([(pod, OPENED if is_open else CLOSED)])
 
     def breaker_tried(self, endpoint: Endpoint) -> None:
-        self.publish(FrameKind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
+        self.publish(RecordKind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
 
     def pause(self, endpoint: Endpoint) -> float:
         """Return the pause before this host may test a pod: each pod has a different host that tests first."""
         hosts, rank = self.place()
         return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         entries = _entries(kind, body, str, str)
         if not all(state in (OPENED, CLOSED, TRIED) for _, state in entries):
             raise InvalidMessage("not a state of a breaker")
@@ -487,7 +487,7 @@ class SharedDrains(Shared):
     """Return whether there is a pod of this name, also after one of its endpoints was removed."""
     known: dict[tuple[str, str], int] = field(default_factory=dict)
     """By pod and who drains it: the number of changes. It is odd while the pod is drained."""
-    kinds = (FrameKind.DRAINS,)
+    kinds = (RecordKind.DRAINS,)
 
     def turned(self, endpoint: Endpoint, drained_by: Collection[str]) -> None:
         """Publish a change on this host."""
@@ -495,9 +495,9 @@ class SharedDrains(Shared):
         for who in DRAINING:
             if (who in drained_by) is not (who in known):
                 changes = self._change(endpoint.pod_name, who)
-                self.publish(FrameKind.DRAINS, orjson.dumps([(endpoint.pod_name, who, changes)]))
+                self.publish(RecordKind.DRAINS, orjson.dumps([(endpoint.pod_name, who, changes)]))
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         for name, who, changes in _entries(kind, body, str, str, int):
             key = name, who
             if key not in self.known and len(self.known) >= MOST_UNKNOWN:
@@ -507,7 +507,7 @@ class SharedDrains(Shared):
                 self._apply(name)
 
     def in_flight(self) -> Records:
-        yield FrameKind.DRAINS, orjson.dumps([(*key, changes) for key, changes in self.known.items()])
+        yield RecordKind.DRAINS, orjson.dumps([(*key, changes) for key, changes in self.known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
         if self._drained_by(endpoint.pod_name):
@@ -549,14 +549,14 @@ class SharedLimits(Shared):
 
     limiter: RateLimiter
     publish: Publish
-    kinds = (FrameKind.SPENT, FrameKind.USED)
+    kinds = (RecordKind.SPENT, RecordKind.USED)
 
     def __post_init__(self) -> None:
         self.limiter.on_spent = self._spent
         self.set_hosts = self.limiter.set_hosts
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        apply = self.limiter.peer_spent if kind is FrameKind.SPENT else self.limiter.peer_used
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
+        apply = self.limiter.peer_spent if kind is RecordKind.SPENT else self.limiter.peer_used
         for who, running, amounts in read_spent(body):
             apply(peer, who, running, amounts)
 
@@ -565,20 +565,20 @@ class SharedLimits(Shared):
 
     def in_flight(self) -> Records:
         """Return the records of keys and tenants with running requests here."""
-        return _packed(FrameKind.USED, [entry for entry in self.limiter.known() if entry[1]])
+        return _packed(RecordKind.USED, [entry for entry in self.limiter.known() if entry[1]])
 
     def memory(self, share: float) -> Records:
         """Return all records, because a dropped one would let its limit be spent again."""
-        return _packed(FrameKind.USED, self.limiter.known())
+        return _packed(RecordKind.USED, self.limiter.known())
 
     def _spent(self, who: Who, running: int, spent: Sequence[float]) -> None:
-        self.publish(FrameKind.SPENT, orjson.dumps([(who, running, spent)]))
+        self.publish(RecordKind.SPENT, orjson.dumps([(who, running, spent)]))
 
 
 def read_spent(body: bytes) -> list[Spent]:
     """Raises InvalidMessage."""
     found: list[Spent] = []
-    for who, running, amounts in _entries(FrameKind.SPENT, body, list, int, list):
+    for who, running, amounts in _entries(RecordKind.SPENT, body, list, int, list):
         numbers = [amount for amount in amounts if isinstance(amount, float | int) and isfinite(amount)]
         if len(who) != 3 or not _are_texts(who) or running < 0 or len(numbers) != 5 or not isfinite(sum(numbers)):
             raise InvalidMessage("usage without a name, of infinite amounts, or of fewer than no requests")

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 from proxy.app import App
 from proxy.auth.limits import RateLimiter
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.messages import FrameKind, InvalidMessage, Packet
+from proxy.cluster.messages import InvalidMessage, Packet, RecordKind
 from proxy.cluster.prefixes import SharedIndex, index_tag
 from proxy.cluster.redis_transport import check
 from proxy.cluster.replica import Replica, new_id
@@ -76,7 +76,7 @@ class SharingApp(App):
         replica.publishes_memory = self._seat == 0
         return replica
 
-    def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def _receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         """Apply what the supervisor publishes beside shared state."""
 
     def _lost(self) -> None:
@@ -124,7 +124,7 @@ class SharingApp(App):
         name = self._id.hex()
 
         def publish(highest: int | None, since: float, given: Lent, wants: Sequence[str]) -> None:
-            self._replica.publish(FrameKind.WAITING, SharedQueue.packed(pool, name, highest, since, given, wants))
+            self._replica.publish(RecordKind.WAITING, SharedQueue.packed(pool, name, highest, since, given, wants))
 
         shared_caps = flow_control.shared_caps = SharedCaps(self._workers, publish, self._seat, name)
         shared_caps.place = self._replica.place
@@ -214,7 +214,7 @@ class SharedScrapes(Shared):
     by the first host that knows and reaches it, and by the next one when those scrapes stop.
     """
 
-    kinds = (FrameKind.SCRAPE,)
+    kinds = (RecordKind.SCRAPE,)
 
     def __init__(
         self, replica: Replica, fleet: Fleet, polling: Polling, clock: Clock, config: Callable[[], str]
@@ -227,7 +227,7 @@ class SharedScrapes(Shared):
         self._config = config
         polling.scraped = self._scraped
 
-    def receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         match orjson.loads(body):
             case [str(name), int(priority), int(source), int(seconds) | float(seconds), int(checksum), list(ranks)]:
                 scraped = [read_metrics(values, self._clock.now()) for values in ranks]
@@ -244,7 +244,7 @@ class SharedScrapes(Shared):
             return  # there is no other host
         ranks = [metrics_values(rank, self._clock.now()) for rank in pod.ranks] if seconds else []
         scrape = pod.pod_name, self._priority(pod), self._source(pod), round(seconds, 3), models_checksum, ranks
-        self._replica.publish_to_all(FrameKind.SCRAPE, dumped(scrape))
+        self._replica.publish_to_all(RecordKind.SCRAPE, dumped(scrape))
 
     def _priority(self, pod: Endpoint) -> int:
         """Return the priority of this host for a pod."""

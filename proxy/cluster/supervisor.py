@@ -19,7 +19,7 @@ from proxy import __version__, outbound
 from proxy.app import App
 from proxy.auth.authenticator import Authenticator
 from proxy.autoscale.autoscaling import Autoscaling
-from proxy.cluster.messages import BROKER, FrameKind
+from proxy.cluster.messages import BROKER, RecordKind
 from proxy.cluster.reads import HostExposition, WorkersDecisions, WorkerSignals
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.shared import SharedBreakers, SharedEjections
@@ -69,7 +69,7 @@ class Supervisor:
         self._broker = Broker(self._replica, self._vanished, self._catalogue.bus_dropped.cell())
         self._series = EndpointSeries(self._catalogue, self.fleet, self._clock, breaker=self._breakers.state)
         self._levels = LogLevels(
-            lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(FrameKind.LEVELS, levels)
+            lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(RecordKind.LEVELS, levels)
         )
         self._workers = Workers(self._broker, self._clock, self._catalogue)
         self._signals = WorkerSignals(self._catalogue, self._workers)
@@ -151,7 +151,7 @@ class Supervisor:
     async def wait_for_balancers(self) -> None:
         """Report that the workers are not ready, and serve new requests until load balancers can have noticed."""
         self._is_stopping = True
-        self._replica.publish(FrameKind.STOPPING, b"")
+        self._replica.publish(RecordKind.STOPPING, b"")
         await asyncio.sleep(self._settings.reliability.drain.settle)
 
     def kill(self) -> None:
@@ -240,7 +240,7 @@ class Supervisor:
     def _make_fleet(self) -> MirroredFleet:
         return MirroredFleet(
             self._clock,
-            lambda news, body: self._replica.publish(FrameKind(news), body),
+            lambda news, body: self._replica.publish(RecordKind(news), body),
             on_missed=lambda endpoint: self._series.scrape_failed(endpoint),
             on_moved=lambda endpoint: self._series.moved(endpoint),
             on_restarted=lambda endpoint: self._breakers.forget(endpoint),
@@ -286,29 +286,29 @@ class Supervisor:
 
     # Called by the broker and the fleet.
 
-    def _snapshot(self) -> Iterable[tuple[FrameKind, bytes]]:
+    def _snapshot(self) -> Iterable[tuple[RecordKind, bytes]]:
         """Yield the records that a worker must have before it serves."""
         for news, body in self.fleet.messages():
-            yield FrameKind(news), body
+            yield RecordKind(news), body
         for pod in self.fleet.endpoints:
             if self._breakers.state(pod) == "open":
-                yield FrameKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
+                yield RecordKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
         if self._is_stopping:
-            yield FrameKind.STOPPING, b""
-        yield FrameKind.LEVELS, self._levels.record
+            yield RecordKind.STOPPING, b""
+        yield RecordKind.LEVELS, self._levels.record
         if self._others is not None:
-            yield FrameKind.HOSTS, orjson.dumps(self._others.shares.place)
+            yield RecordKind.HOSTS, orjson.dumps(self._others.shares.place)
 
-    def _receive(self, worker: int, kind: FrameKind, body: bytes) -> None:
+    def _receive(self, worker: int, kind: RecordKind, body: bytes) -> None:
         child = self._workers.children.get(worker)
         if child is None:
             return
-        if kind is FrameKind.READY:
+        if kind is RecordKind.READY:
             child.alive_at = self._clock.now()
             child.ready.set()
-        elif kind is FrameKind.LEAVING:
+        elif kind is RecordKind.LEAVING:
             child.leaving.set()
-        elif kind is FrameKind.FAREWELL:
+        elif kind is RecordKind.FAREWELL:
             child.metrics = orjson.loads(body)
 
     def _vanished(self, worker: int) -> None:

@@ -16,11 +16,11 @@ from proxy.cluster.membership import peer_id, peer_number
 from proxy.cluster.messages import (
     ALL_PEERS,
     BROKER,
-    FrameKind,
     InvalidMessage,
     Packet,
     PacketKind,
     Packets,
+    RecordKind,
     packet,
     record,
 )
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 8 * 1024 * 1024
-"""Bytes that may wait for a slow reader. Beyond this limit the oldest frames are dropped."""
+"""Bytes that may wait for a slow reader. Beyond this limit the oldest packets are dropped."""
 
 INTERVAL = 0.005
 """Seconds for which a batch is gathered within a host."""
@@ -127,7 +127,7 @@ class Link(asyncio.Protocol):
             self._has_gap = True
 
     async def end(self) -> None:
-        """Write the waiting frames and the end of the stream; the other side closes when it has read everything. If
+        """Write the waiting packets and the end of the stream; the other side closes when it has read everything. If
         this side closed, a concurrent write of the other side would fail before it has read the rest."""
         if not self._has_ended:
             self._has_ended = self._is_paused = True
@@ -223,7 +223,7 @@ class Broker:
             for worker, link in self.links.items():
                 if worker != sender:
                     link.publish(packet)
-            is_for_others = to is None and packet.say is not PacketKind.LOCAL
+            is_for_others = to is None and packet.kind is not PacketKind.LOCAL
             if is_for_others and sender is not None and self.deployment is not None:
                 self.deployment.publish(packet)
             if sender != BROKER:
@@ -270,7 +270,7 @@ class Batch:
         """Bytes since everything was last sent, at `_sent_at` by the clock of the loop; `_rate`: bytes per second."""
         self._rate, self._sent_at = 0.0, _NEVER
 
-    def add(self, kind: FrameKind, body: bytes) -> None:
+    def add(self, kind: RecordKind, body: bytes) -> None:
         self._records.append(record(kind, body))
         self.touch()
 

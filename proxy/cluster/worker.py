@@ -18,7 +18,7 @@ import uvloop
 
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.membership import peer_id
-from proxy.cluster.messages import BROKER, FrameKind
+from proxy.cluster.messages import BROKER, RecordKind
 from proxy.cluster.questions import Questions, WorkerUnreachable
 from proxy.cluster.reads import IMAGINED, LISTED, METRICS, SHOWN, SIGNALS
 from proxy.cluster.shared import SharedEjections
@@ -62,11 +62,11 @@ class Worker(SharingApp):
     async def __aenter__(self) -> Worker:
         await super().__aenter__()
         self._is_up.set()
-        self._replica.send_to_supervisor(FrameKind.READY)
+        self._replica.send_to_supervisor(RecordKind.READY)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._replica.send_to_supervisor(FrameKind.LEAVING)
+        self._replica.send_to_supervisor(RecordKind.LEAVING)
         await super().__aexit__(*error)
 
     def _make_fleet(self) -> Mirror:
@@ -129,7 +129,7 @@ class Worker(SharingApp):
     async def _end(self) -> None:
         """Send the last metrics to the supervisor. Otherwise the counts since its last request for metrics would be
         lost with this process."""
-        await self._replica.close([(FrameKind.FAREWELL, orjson.dumps(await self._observation.exposition.dump()))])
+        await self._replica.close([(RecordKind.FAREWELL, orjson.dumps(await self._observation.exposition.dump()))])
 
     async def _signals(self) -> Any:
         return self._own_signals.current().as_json()
@@ -140,14 +140,14 @@ class Worker(SharingApp):
         async with self._reloading:
             await self.reload(await asyncio.to_thread(from_mapping, read_settings(packed)))
 
-    def _receive(self, peer: int, kind: FrameKind, body: bytes) -> None:
-        if kind in (FrameKind.POD, FrameKind.METRICS, FrameKind.ROLL):
+    def _receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
+        if kind in (RecordKind.POD, RecordKind.METRICS, RecordKind.ROLL):
             self.fleet.apply(News(kind), body)
-            if kind is FrameKind.ROLL:
+            if kind is RecordKind.ROLL:
                 self._knows_the_fleet.set()
-        elif kind is FrameKind.STOPPING:
+        elif kind is RecordKind.STOPPING:
             self._turn_away()
-        elif kind is FrameKind.LEVELS:
+        elif kind is RecordKind.LEVELS:
             self._levels.apply(body)
 
     def _lost(self) -> None:

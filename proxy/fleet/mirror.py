@@ -18,7 +18,7 @@ from proxy.fleet.store import Fleet
 
 
 class News(IntEnum):
-    """The kinds of messages of an origin, with their numbers in `cluster.messages.FrameKind`. A message has the whole
+    """The kinds of messages of an origin, with their numbers in `cluster.messages.RecordKind`. A message has the whole
     state of its subject, so repeating one is harmless.
 
     POD      settings and state of a pod

@@ -544,7 +544,9 @@ class Catalogue:
         )
         self.workers = gauge("workers", "Serving worker processes.")
         self.worker_restarts = counter("worker_restarts", "Worker processes that crashed and were replaced.")
-        self.bus_dropped = counter("bus_dropped_frames", "Frames between workers dropped because the reader was slow.")
+        self.bus_dropped = counter(
+            "bus_dropped_frames", "Packets between processes of this host dropped because the reader was slow."
+        )
         self.bus_garbled = counter("bus_garbled_frames", "Unreadable packets between processes of this host.")
 
         # other proxies of the deployment, if replicas.store is set

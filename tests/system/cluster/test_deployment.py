@@ -16,7 +16,7 @@ import pytest
 from proxy.cluster import redis_transport
 from proxy.cluster.deployment import Deployment
 from proxy.cluster.membership import peer_id
-from proxy.cluster.messages import BROKER, VERSION, FrameKind, PacketKind, message, packet, record
+from proxy.cluster.messages import BROKER, VERSION, PacketKind, RecordKind, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.settings import ReplicaSettings
@@ -271,11 +271,11 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
     one.pod.charge(4, 0)  # not published
     deployed.redis.stop()
     while one.deployment._direct is not None and not one.deployment._direct.is_slow:
-        one.replica.publish_to_all(FrameKind.SESSIONS, b"[" + b" " * 500_000 + b"]")
+        one.replica.publish_to_all(RecordKind.SESSIONS, b"[" + b" " * 500_000 + b"]")
         await asyncio.sleep(0)
-    one.replica.publish_to_all(FrameKind.SESSIONS, b"[]")
+    one.replica.publish_to_all(RecordKind.SESSIONS, b"[]")
     assert one.deployment._queue
-    one.replica.publish_to_all(FrameKind.SESSIONS, b"[" + b" " * 2000 + b"]")
+    one.replica.publish_to_all(RecordKind.SESSIONS, b"[" + b" " * 2000 + b"]")
     assert not one.deployment._queue
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)
@@ -287,9 +287,9 @@ async def test_queued_packets_keep_their_order(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     await until(lambda: one.deployment._direct is not None)
     direct, one.deployment._direct = one.deployment._direct, None
-    one.replica.publish_to_all(FrameKind.LOAD, b"")
+    one.replica.publish_to_all(RecordKind.LOAD, b"")
     one.deployment._direct = direct
-    one.replica.publish_to_all(FrameKind.LOAD, b"")
+    one.replica.publish_to_all(RecordKind.LOAD, b"")
     assert len(one.deployment._queue) == 2
     one.pod.charge(3, 0)
     one.replica.own_loads.dispatched(one.pod, 1)
@@ -327,15 +327,15 @@ async def test_staleness_is_the_delay_of_packets(deployed: Deployed) -> None:
 async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     stranger = b"stranger"
-    settings_of_a_supervisor = record(FrameKind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}")))
+    settings_of_a_supervisor = record(RecordKind.QUESTION, b"\1\0\0\0" + orjson.dumps(("reload", "{}")))
     async with RedisConnection(settings(deployed.redis.url), ("none",)) as line:
-        for number, (say, body) in enumerate(
+        for number, (kind, body) in enumerate(
             [
                 (PacketKind.NEWS, settings_of_a_supervisor),
                 (PacketKind.LOCAL, settings_of_a_supervisor),
                 (PacketKind.DIRECT, settings_of_a_supervisor),
-                (PacketKind.NEWS, record(FrameKind.ROLL, b"[]")),
-                (PacketKind.NEWS, record(FrameKind.HOSTS, b"[9,8,true]")),
+                (PacketKind.NEWS, record(RecordKind.ROLL, b"[]")),
+                (PacketKind.NEWS, record(RecordKind.HOSTS, b"[9,8,true]")),
                 (PacketKind.NEWS, b"\x11\xff"),
                 (PacketKind.BEAT, b"{]"),
                 (PacketKind.BEAT, b"{}"),
@@ -343,9 +343,9 @@ async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(depl
             ],
             1,
         ):
-            to = two.replica.id if say in (PacketKind.DIRECT, PacketKind.ASK) else None
-            line.publish("kvlane:all", message(packet(say, stranger, number, body, to).packed))
-        as_a_sibling = packet(PacketKind.NEWS, peer_id(two.replica.host, 5), 1, record(FrameKind.ROLL, b"[]"))
+            to = two.replica.id if kind in (PacketKind.DIRECT, PacketKind.ASK) else None
+            line.publish("kvlane:all", message(packet(kind, stranger, number, body, to).packed))
+        as_a_sibling = packet(PacketKind.NEWS, peer_id(two.replica.host, 5), 1, record(RecordKind.ROLL, b"[]"))
         line.publish("kvlane:all", message(as_a_sibling.packed))
         line.publish("kvlane:all", message(b"\x01"))
         line.publish("kvlane:all", message(b"\xff" * 40))
@@ -415,12 +415,12 @@ async def test_charges_during_a_disconnection_are_assumed(
     one.deployment._assumed._spent = received.append
     deployed.redis.kill()
     await until(lambda: not one.deployment.is_connected)
-    one.replica.publish(FrameKind.SPENT, _spent(3, SPENT))
-    expected = [record(FrameKind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
+    one.replica.publish(RecordKind.SPENT, _spent(3, SPENT))
+    expected = [record(RecordKind.SPENT, _spent(3 * others, tuple(others * each for each in SPENT)))] if others else []
     await until(lambda: received == expected)
     await deployed.redis.start()
     await until(lambda: one.deployment.is_connected)
-    one.replica.publish(FrameKind.SPENT, _spent(3, SPENT))
+    one.replica.publish(RecordKind.SPENT, _spent(3, SPENT))
     await asyncio.sleep(0.1)
     assert received == expected
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cluster.membership import AssumedSpending
-from proxy.cluster.messages import FrameKind, InvalidMessage, record, records
+from proxy.cluster.messages import InvalidMessage, RecordKind, record, records
 from proxy.cluster.shared import DRAINING, SharedDrains
 from proxy.core.endpoint import Endpoint
 from proxy.fleet.store import AUTOSCALER, OPERATOR
@@ -27,12 +27,12 @@ class Assumed:
 
     def _hear(self, batch: bytes) -> None:
         for kind, body in records(batch):
-            assert kind is FrameKind.SPENT
+            assert kind is RecordKind.SPENT
             self.received += orjson.loads(body)
 
     def spend(self, member: int, running: int, amounts: list[float] = SPENT) -> None:
-        other = record(FrameKind.SESSIONS, b"[]")
-        self.absence.add(bytes([member]), other + record(FrameKind.SPENT, orjson.dumps([(WHO, running, amounts)])))
+        other = record(RecordKind.SESSIONS, b"[]")
+        self.absence.add(bytes([member]), other + record(RecordKind.SPENT, orjson.dumps([(WHO, running, amounts)])))
 
 
 def test_each_other_host_is_assumed_to_spend_as_much_as_this_host() -> None:
@@ -109,7 +109,7 @@ def test_all_agree_after_all_updates(steps: list[tuple[int, bool, str, bool]]) -
         host.operate(drains, who)
         for other in hosts:
             for body in host.published if reaches and other is not host else ():
-                other.shared.receive(1, FrameKind.DRAINS, body)
+                other.shared.receive(1, RecordKind.DRAINS, body)
     for host in hosts:
         for other in hosts:
             other.hear(host)
@@ -133,7 +133,7 @@ def test_a_drain_by_an_operator_outlasts_drains_of_the_autoscaler_on_a_host_that
 def test_received_updates_are_not_forwarded() -> None:
     one, two = Operated(), Operated()
     one.operate(True)
-    two.shared.receive(1, FrameKind.DRAINS, one.published[0])
+    two.shared.receive(1, RecordKind.DRAINS, one.published[0])
     assert two.drains
     assert not two.published
 
@@ -155,4 +155,4 @@ def test_a_drain_applies_to_a_pod_that_appears_later_but_not_to_the_next_of_its_
 @pytest.mark.parametrize("body", [b"{]", b"[1]", b'[["a"]]', b'[["a", "b", true, 1]]', b'[["a", "b", "c"]]'])
 def test_malformed_drains_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidMessage):
-        Operated().shared.receive(1, FrameKind.DRAINS, body)
+        Operated().shared.receive(1, RecordKind.DRAINS, body)

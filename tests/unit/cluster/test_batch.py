@@ -7,12 +7,12 @@ import itertools
 
 import pytest
 
-from proxy.cluster.messages import FrameKind, record
+from proxy.cluster.messages import RecordKind, record
 from proxy.cluster.transport import ENOUGH, LATER, Batch
 from tests.helpers.cluster.virtual import VirtualLoop
 
 INTERVAL, PATIENCE = 0.01, 5.0
-SIZE = len(record(FrameKind.SESSIONS, bytes(95)))
+SIZE = len(record(RecordKind.SESSIONS, bytes(95)))
 
 
 def batches(gap: float, seconds: float = 4.0) -> list[float]:
@@ -23,7 +23,7 @@ def batches(gap: float, seconds: float = 4.0) -> list[float]:
         gathered = Batch(lambda batch: sent.append(asyncio.get_running_loop().time()))
         gathered.pace(INTERVAL, PATIENCE)
         for _ in range(int(seconds / gap)):
-            gathered.add(FrameKind.SESSIONS, bytes(95))
+            gathered.add(RecordKind.SESSIONS, bytes(95))
             await asyncio.sleep(gap)
         gathered.close()
 

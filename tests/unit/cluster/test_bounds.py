@@ -18,10 +18,10 @@ from proxy.cluster.membership import Peers, peer_id
 from proxy.cluster.messages import (
     BROKER,
     FIRST_NUMBER,
-    FrameKind,
     InvalidMessage,
     Packet,
     PacketKind,
+    RecordKind,
     message,
     packet,
     question,
@@ -81,7 +81,7 @@ def test_a_flood_of_garbled_messages_of_a_peer_is_counted_and_logged_once(caplog
     it, sender = replica(), peer_id(b"other", 5)
     for number in range(1, 2001, 2):
         it.received(news(sender, number, b"\1"))
-        it.received(news(sender, number + 1, record(FrameKind.LOAD, b"\1")))
+        it.received(news(sender, number + 1, record(RecordKind.LOAD, b"\1")))
     assert caplog.text.count(f"dropped a message of process {sender.hex()} of another host") == 1
     assert (it._garbled.value, it._garbled_of_hosts.value) == (0, 2000)
 
@@ -168,8 +168,8 @@ def test_loads_on_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest.
     known = {pod_number("a"): POD}
     loads = PeerLoads(known.get, lambda endpoint, requests, *_: applied.append(requests))
     for number in range(1000):
-        loads.receive(5, FrameKind.LOAD, _load(number))
-    loads.receive(5, FrameKind.LOAD, _load(pod_number("a")))
+        loads.receive(5, RecordKind.LOAD, _load(number))
+    loads.receive(5, RecordKind.LOAD, _load(pod_number("a")))
     assert len(loads._of) == 11
     assert applied == [1]
 
@@ -182,9 +182,9 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
     monkeypatch.setattr(shared, "MOST_UNKNOWN", 10)
     drains = SharedDrains(lambda *_: None, lambda *_: None)
     for number in range(1000):
-        drains.receive(5, FrameKind.DRAINS, orjson.dumps([[f"p{number}", "operator", 1]]))
+        drains.receive(5, RecordKind.DRAINS, orjson.dumps([[f"p{number}", "operator", 1]]))
     assert len(drains.known) == 10
-    drains.receive(5, FrameKind.DRAINS, orjson.dumps([["p0", "operator", 2]]))
+    drains.receive(5, RecordKind.DRAINS, orjson.dumps([["p0", "operator", 2]]))
     assert drains.known["p0", "operator"] == 2
 
 
@@ -193,10 +193,10 @@ def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch
     limiter = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
     it = SharedLimits(limiter, lambda *_: None)
     for number in range(1000):
-        it.receive(5, FrameKind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
-        it.receive(5, FrameKind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
+        it.receive(5, RecordKind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
+        it.receive(5, RecordKind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))
     assert len(limiter.known()) == 10
-    it.receive(5, FrameKind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
+    it.receive(5, RecordKind.USED, orjson.dumps([[["key", "k0", "own"], 0, [0, 0, 0, 0, 70]]]))
     assert {who[1]: used[4] for who, _, used in limiter.known()}["k0"] == 70
 
 
@@ -207,12 +207,14 @@ def test_a_peer_lends_a_bounded_number_of_caps(monkeypatch: pytest.MonkeyPatch) 
     queue = SharedQueue("default", shared_caps, lambda: None)
     for number in range(1000):
         queue.receive(
-            5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {"me": {f"cap{number}": 1}}, ())
+            5, RecordKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {"me": {f"cap{number}": 1}}, ())
         )
     assert len(shared_caps._got[5]) == 10
     with pytest.raises(InvalidMessage):
         queue.receive(
-            5, FrameKind.WAITING, SharedQueue.packed("default", "you", None, 0.0, {}, [str(each) for each in range(11)])
+            5,
+            RecordKind.WAITING,
+            SharedQueue.packed("default", "you", None, 0.0, {}, [str(each) for each in range(11)]),
         )
 
 
@@ -224,18 +226,18 @@ def test_a_peer_has_a_bounded_number_of_reservations(monkeypatch: pytest.MonkeyP
         return IndexChanges([], [2 * number, 0, 1], [messages.longs([number])], [(pod_number("a"), 100)]).packed(1)
 
     for number in range(1, 11):
-        index.receive(5, FrameKind.MOVES, moves(number))
+        index.receive(5, RecordKind.MOVES, moves(number))
     with pytest.raises(InvalidMessage, match="reservations"):
-        index.receive(5, FrameKind.MOVES, moves(11))
+        index.receive(5, RecordKind.MOVES, moves(11))
     assert len(index._of_peers[5]) == 10
     index.vanished(5)
-    index.receive(5, FrameKind.MOVES, moves(1))
+    index.receive(5, RecordKind.MOVES, moves(1))
 
 
 def test_a_member_of_a_forged_packet_is_refused_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "MOST_PEERS", 10)
     deployment = _deployment(ManualClock())
-    load = record(FrameKind.LOAD, _load(pod_number("a")))
+    load = record(RecordKind.LOAD, _load(pod_number("a")))
     for member in range(1000):
         deployment._received(message(news(peer_id(b"other", member), 1, load).packed))
     peers = deployment._replica.peers._peers.values()

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
-from proxy.cluster.messages import FrameKind, InvalidMessage
+from proxy.cluster.messages import InvalidMessage, RecordKind
 from proxy.cluster.shared import SharedLimits
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
@@ -34,7 +34,7 @@ class Worker:
 
     def limited(self, kind: str, name: str, shadow: bool) -> None: ...
 
-    def receive(self, kind: FrameKind, body: bytes) -> None:
+    def receive(self, kind: RecordKind, body: bytes) -> None:
         for peer in self.peers:
             peer.shared.receive(self.number, kind, body)
 
@@ -144,4 +144,4 @@ async def test_limits_unknown_here_are_skipped() -> None:
 def test_malformed_messages_are_refused(body: bytes) -> None:
     first, _ = host()
     with pytest.raises(InvalidMessage):
-        first.shared.receive(2, FrameKind.SPENT, body)
+        first.shared.receive(2, RecordKind.SPENT, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.cluster.messages import MOST, FrameKind, InvalidMessage, records
+from proxy.cluster.messages import MOST, InvalidMessage, RecordKind, records
 from proxy.cluster.shared import LONG_PROMPT, OwnLoads, PeerLoads, PodNumbers
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
 from proxy.core.ports import ManualClock
@@ -43,7 +43,7 @@ class Process:
 
 def body_of(raw: bytes) -> bytes:
     ((kind, body),) = records(raw)
-    assert kind is FrameKind.LOAD
+    assert kind is RecordKind.LOAD
     return body
 
 
@@ -56,11 +56,11 @@ def test_requests_of_a_peer_are_part_of_load_and_view() -> None:
     here.pods["a"].publish(Metrics(running=5, freshness=Freshness.FRESH), 0)
     there.work("a", 3, 100)
     here.work("a", 1, 10)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert load(here, "a") == (4, 110)
     assert here.pods["a"].view.running == 9
     there.work("a", -2, -100)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert load(here, "a") == (2, 10)
     assert here.pods["a"].view.running == 7
 
@@ -69,20 +69,20 @@ def test_a_repeated_message_counts_once() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
     body = body_of(there.own.collect_changes())
-    here.peers.receive(7, FrameKind.LOAD, body)
-    here.peers.receive(7, FrameKind.LOAD, body)
+    here.peers.receive(7, RecordKind.LOAD, body)
+    here.peers.receive(7, RecordKind.LOAD, body)
     assert load(here, "a") == (3, 100)
 
 
 def test_loads_of_peers_are_not_published_again() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert here.own.collect_changes() == b""
     assert OwnLoads.all(here.pods.values()) == b""
     here.work("a", 1, 1)
     third = Process("a")
-    third.peers.receive(1, FrameKind.LOAD, OwnLoads.all(here.pods.values()))
+    third.peers.receive(1, RecordKind.LOAD, OwnLoads.all(here.pods.values()))
     assert load(third, "a") == (1, 1)
 
 
@@ -102,8 +102,8 @@ def test_a_removed_peer_takes_its_load_with_it() -> None:
     one.work("a", 3, 100)
     other.work("a", 2, 50)
     other.work("b", 1, 5)
-    here.peers.receive(1, FrameKind.LOAD, body_of(one.own.collect_changes()))
-    here.peers.receive(2, FrameKind.LOAD, body_of(other.own.collect_changes()))
+    here.peers.receive(1, RecordKind.LOAD, body_of(one.own.collect_changes()))
+    here.peers.receive(2, RecordKind.LOAD, body_of(other.own.collect_changes()))
     here.peers.vanished(2)
     assert load(here, "a") == (3, 100)
     assert load(here, "b") == (0, 0)
@@ -114,34 +114,34 @@ def test_a_removed_peer_takes_its_load_with_it() -> None:
 def test_the_last_requests_of_a_replaced_pod_do_not_hide_the_load_of_its_successor() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     old = there.pods["a"]
     there.roster.removed(old)
     update(old, state=EndpointState.GONE)
     there.add("a")
     there.work("a", 2, 50)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     old.charge(-3, -100)
     there.own.eased(old)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert load(here, "a") == (2, 50)
 
 
 def test_the_last_requests_of_a_removed_pod_end_its_load() -> None:
     here, there = Process("a"), Process("a")
     there.work("a", 3, 100)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     there.roster.removed(there.pods["a"])
     update(there.pods["a"], state=EndpointState.GONE)
     there.work("a", -3, -100)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert load(here, "a") == (0, 0)
 
 
 def test_a_pod_that_appears_later_gets_its_load() -> None:
     here, there = Process(), Process("a")
     there.work("a", 3, 100)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     here.add("a")
     assert load(here, "a") == (3, 100)
 
@@ -149,7 +149,7 @@ def test_a_pod_that_appears_later_gets_its_load() -> None:
 def test_a_pod_with_load_of_peers_loses_ties() -> None:
     here, there = Process("a", "b"), Process("a", "b")
     there.work("a", 1, 1000)
-    here.peers.receive(7, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert here.pods["a"].load.recent > here.pods["b"].load.recent
 
 
@@ -168,7 +168,7 @@ def test_garbage_changes_nothing(cut: int) -> None:
     there.work("b", 1, 10)
     body = body_of(there.own.collect_changes())
     with pytest.raises(InvalidMessage):
-        here.peers.receive(7, FrameKind.LOAD, body[:-cut])
+        here.peers.receive(7, RecordKind.LOAD, body[:-cut])
     assert load(here, "a") == (0, 0)
 
 
@@ -194,8 +194,8 @@ def test_added_work_is_published_once_and_saturates() -> None:
     there.own.dispatched(there.pods["a"], 11)
     there.own.dispatched(there.pods["a"], 5)
     there.own.eased(there.pods["b"])
-    here.peers.receive(1, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(1, RecordKind.LOAD, body_of(there.own.collect_changes()))
     there.pods["a"].charge(0, 1 << 40)
     there.own.eased(there.pods["a"])
-    here.peers.receive(1, FrameKind.LOAD, body_of(there.own.collect_changes()))
+    here.peers.receive(1, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert received == [("a", 1, 10, 16), ("b", 0, 0, 0), ("a", 1, MOST, 0)]

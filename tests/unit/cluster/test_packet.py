@@ -1,4 +1,4 @@
-"""What processes say to each other, as bytes."""
+"""What processes send each other, as bytes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from proxy.cluster.messages import (
     LARGEST_PACKET,
     SHARED,
     VERSION,
-    FrameKind,
     InvalidMessage,
     Packet,
     PacketKind,
     Packets,
+    RecordKind,
     message,
     packet,
     packets,
@@ -31,9 +31,9 @@ TO_ONE = (PacketKind.ASK, PacketKind.STATE, PacketKind.DIRECT)
 
 @st.composite
 def some_packet(draw: st.DrawFn) -> Packet:
-    say = draw(st.sampled_from(PacketKind))
-    to = draw(IDS) if say in TO_ONE else None
-    return packet(say, draw(IDS), draw(st.integers(0, 2**64 - 1)), draw(st.binary(max_size=50)), to)
+    kind = draw(st.sampled_from(PacketKind))
+    to = draw(IDS) if kind in TO_ONE else None
+    return packet(kind, draw(IDS), draw(st.integers(0, 2**64 - 1)), draw(st.binary(max_size=50)), to)
 
 
 @given(sent=st.lists(some_packet(), max_size=6))
@@ -76,14 +76,14 @@ def test_a_packet_beyond_all_measure_of_an_unknown_kind_or_without_its_receiver_
 
 def test_messages_of_a_supervisor_are_not_accepted_from_another_host() -> None:
     assert not SHARED & {
-        FrameKind.QUESTION,
-        FrameKind.REPLY,
-        FrameKind.EJECTIONS,
-        FrameKind.POD,
-        FrameKind.METRICS,
-        FrameKind.ROLL,
-        FrameKind.HOSTS,
-        FrameKind.LEVELS,
-        FrameKind.STOPPING,
+        RecordKind.QUESTION,
+        RecordKind.REPLY,
+        RecordKind.EJECTIONS,
+        RecordKind.POD,
+        RecordKind.METRICS,
+        RecordKind.ROLL,
+        RecordKind.HOSTS,
+        RecordKind.LEVELS,
+        RecordKind.STOPPING,
     }
-    assert list(records(record(FrameKind.QUESTION, b"reload"))) == [(FrameKind.QUESTION, b"reload")]
+    assert list(records(record(RecordKind.QUESTION, b"reload"))) == [(RecordKind.QUESTION, b"reload")]

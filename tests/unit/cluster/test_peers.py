@@ -23,9 +23,9 @@ class Ear:
         self.peers = Peers(OWN, self.clock, LEASE, self.gone.append)
         self.peers.changed = self._changed
 
-    def hear(self, say: PacketKind, number: int, host: bytes = ONE, member: int = 1) -> Peer | None:
-        to = peer_id(OWN, 1) if say in (PacketKind.ASK, PacketKind.STATE) else None
-        return self.peers.receive(packet(say, peer_id(host, member), number, b"", to))
+    def hear(self, kind: PacketKind, number: int, host: bytes = ONE, member: int = 1) -> Peer | None:
+        to = peer_id(OWN, 1) if kind in (PacketKind.ASK, PacketKind.STATE) else None
+        return self.peers.receive(packet(kind, peer_id(host, member), number, b"", to))
 
     def known(self, number: int, host: bytes = ONE, member: int = 1) -> Peer:
         found = self.hear(PacketKind.HELLO, number, host, member)
@@ -101,8 +101,8 @@ def test_overtaken_packets_are_ignored() -> None:
 def test_what_is_for_one_host_or_process_has_no_number() -> None:
     ear = Ear()
     peer = ear.known(5, OWN)
-    for say in (PacketKind.LOCAL, PacketKind.DIRECT, PacketKind.ASK):
-        assert ear.hear(say, 0, OWN) is peer
+    for kind in (PacketKind.LOCAL, PacketKind.DIRECT, PacketKind.ASK):
+        assert ear.hear(kind, 0, OWN) is peer
     assert peer.last == 5
     assert not peer.has_gap
 

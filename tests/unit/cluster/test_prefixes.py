@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import FrameKind, InvalidMessage, records
+from proxy.cluster.messages import InvalidMessage, RecordKind, records
 from proxy.cluster.prefixes import WHOLE_CHAINS_EVERY, IndexChanges, SharedIndex, index_tag
 from proxy.cluster.shared import pod_number
 from proxy.core.endpoint import Endpoint
@@ -23,12 +23,12 @@ NAMES = ("a", "b")
 
 
 class Peer:
-    """A process with two pods; `published` collects its frames."""
+    """A process with two pods; `published` collects its records."""
 
     def __init__(self, number: int, tag: int = 1) -> None:
         self.number = number
         self.pods = {name: Endpoint(name) for name in NAMES}
-        self._published: list[tuple[FrameKind, bytes]] = []
+        self._published: list[tuple[RecordKind, bytes]] = []
         self.clock = ManualClock()
         self.index = SharedIndex(
             self.clock,
@@ -39,7 +39,7 @@ class Peer:
         )
 
     @property
-    def published(self) -> list[tuple[FrameKind, bytes]]:
+    def published(self) -> list[tuple[RecordKind, bytes]]:
         self._published.extend(records(self.index.collect_changes()))
         return self._published
 
@@ -169,8 +169,8 @@ def test_unknown_pods_and_reservations_are_skipped() -> None:
     assert there.match([1, 2]) == {}
 
 
-@given(st.binary(max_size=60), st.sampled_from([FrameKind.MOVES, FrameKind.FORGET, FrameKind.MEMORY]))
-def test_malformed_messages_are_harmless(garbage: bytes, kind: FrameKind) -> None:
+@given(st.binary(max_size=60), st.sampled_from([RecordKind.MOVES, RecordKind.FORGET, RecordKind.MEMORY]))
+def test_malformed_messages_are_harmless(garbage: bytes, kind: RecordKind) -> None:
     here = Peer(1)
     here.index.confirm(here.reserve([1, 2]))
     with suppress(InvalidMessage):
@@ -237,12 +237,12 @@ def test_for_a_cleared_pod_whole_prompts_are_published() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 8, 17])
-@pytest.mark.parametrize("kind", [FrameKind.MOVES, FrameKind.MEMORY])
-def test_a_truncated_chain_is_refused(kind: FrameKind, cut: int) -> None:
+@pytest.mark.parametrize("kind", [RecordKind.MOVES, RecordKind.MEMORY])
+def test_a_truncated_chain_is_refused(kind: RecordKind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     ((_, moves),) = here.published
-    body = moves if kind is FrameKind.MOVES else next(iter(here.index.memory(1.0)))[1]
+    body = moves if kind is RecordKind.MOVES else next(iter(here.index.memory(1.0)))[1]
     with pytest.raises(InvalidMessage):
         there.index.receive(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
@@ -252,7 +252,7 @@ def test_a_chain_longer_than_any_prompt_is_refused() -> None:
     there, too_many = Peer(2), len(DEPTHS)
     moves = IndexChanges(reserved=[2, 0, too_many], hashes=[bytes(8 * too_many)], pods=[(pod_number("a"), CAPACITY)])
     with pytest.raises(InvalidMessage):
-        there.index.receive(1, FrameKind.MOVES, moves.packed(1))
+        there.index.receive(1, RecordKind.MOVES, moves.packed(1))
     assert there.match([0]) == {}
 
 
@@ -261,7 +261,7 @@ def test_a_chain_on_no_pod_or_without_its_hashes_is_refused(reserved: list[int])
     there = Peer(2)
     with pytest.raises(InvalidMessage):
         there.index.receive(
-            1, FrameKind.MOVES, IndexChanges([], reserved, [bytes(8)], [(pod_number("a"), CAPACITY)]).packed(1)
+            1, RecordKind.MOVES, IndexChanges([], reserved, [bytes(8)], [(pod_number("a"), CAPACITY)]).packed(1)
         )
     assert there.match([0]) == {}
 
@@ -374,7 +374,7 @@ def test_a_reset_of_a_pod_is_published_at_once() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     assert not flushed
     here.index.lost(here.pods["a"])
-    assert [kind for kind, _ in records(flushed[0])][-1] is FrameKind.FORGET
+    assert [kind for kind, _ in records(flushed[0])][-1] is RecordKind.FORGET
 
 
 def test_a_prompt_that_extends_the_middle_of_another_is_published_from_there() -> None:

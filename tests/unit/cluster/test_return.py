@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.cluster.deployment import Deployment
-from proxy.cluster.messages import FrameKind, Packet, records
+from proxy.cluster.messages import Packet, RecordKind, records
 from proxy.cluster.redis_transport import OPEN_TIMEOUT, StoreLost
 from proxy.cluster.replica import BEATS
 from proxy.cluster.settings import ReplicaSettings
@@ -101,7 +101,7 @@ class Host(Member):
             receive(packet)
 
         self.deployment._received_by = received
-        self.replica.publish(FrameKind.SPENT, orjson.dumps([(("key", "chat", "standard"), 1, [1.0] * 5)]))
+        self.replica.publish(RecordKind.SPENT, orjson.dumps([(("key", "chat", "standard"), 1, [1.0] * 5)]))
         self.replica.flush()
         self.deployment._received_by = receive
         return assumed

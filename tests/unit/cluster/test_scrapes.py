@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import orjson
 import pytest
 
-from proxy.cluster.messages import FrameKind, InvalidMessage, Packet, PacketKind, record
+from proxy.cluster.messages import InvalidMessage, Packet, PacketKind, RecordKind, record
 from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.sharing import SharedScrapes
 from proxy.cluster.transport import Transport
@@ -277,7 +277,7 @@ async def test_an_old_scrape_that_arrives_late_is_no_restart() -> None:
         pods[0].bodies["/metrics"] = exposition(queries=200.0)
         await until(lambda: all(_queries(host) == 200 for host in hosts))
         before = second.scrapes["pod-0"]
-        second.shared.receive(1, FrameKind.SCRAPE, late)
+        second.shared.receive(1, RecordKind.SCRAPE, late)
         await until(lambda: second.scrapes["pod-0"] > before)
         await it.scrapes(5)
         assert not second.restarts
@@ -353,9 +353,9 @@ async def test_a_host_that_is_alone_publishes_no_scrapes() -> None:
 
 def _last_scrape(host: Host) -> bytes:
     (found,) = [
-        each.body for each in host.packets[-1:] if each.say is PacketKind.NEWS
+        each.body for each in host.packets[-1:] if each.kind is PacketKind.NEWS
     ]  # the body of the packet is one record
-    return found[len(record(FrameKind.SCRAPE, b"")) :]
+    return found[len(record(RecordKind.SCRAPE, b"")) :]
 
 
 def _queries(host: Host) -> float:
@@ -383,5 +383,5 @@ async def test_a_garbled_scrape_changes_nothing(garble: Callable[[list[object]],
         body = orjson.dumps(garble(orjson.loads(_last_scrape(first))))
         before = second.fleet.endpoints[0].metrics
         with pytest.raises((InvalidMessage, ValueError, TypeError, KeyError, AttributeError)):
-            second.shared.receive(1, FrameKind.SCRAPE, body)
+            second.shared.receive(1, RecordKind.SCRAPE, body)
         assert second.fleet.endpoints[0].metrics is before

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import FrameKind, InvalidMessage
+from proxy.cluster.messages import InvalidMessage, RecordKind
 from proxy.cluster.shared import PER_RECORD, SharedSessions
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
@@ -18,7 +18,7 @@ TTL = 100.0
 
 
 class Worker:
-    """A worker with its own pods, of the same names everywhere. Its frames reach `listeners`."""
+    """A worker with its own pods, of the same names everywhere. Its records reach `listeners`."""
 
     def __init__(self, name: str = "table") -> None:
         self.clock = ManualClock(1000.0)
@@ -27,8 +27,8 @@ class Worker:
         self.listeners: list[Worker] = []
         self.shared = SharedSessions(self.table, self.clock, name=name, publish=self._tell, find=self.pods.get)
 
-    def _tell(self, kind: FrameKind, body: bytes) -> None:
-        assert kind is FrameKind.SESSIONS
+    def _tell(self, kind: RecordKind, body: bytes) -> None:
+        assert kind is RecordKind.SESSIONS
         for worker in self.listeners:
             worker.shared.receive(1, kind, body)
 
@@ -116,6 +116,6 @@ def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes
 def test_any_bytes_are_harmless(noise: bytes) -> None:
     worker = Worker()
     try:
-        worker.shared.receive(1, FrameKind.SESSIONS, noise)
+        worker.shared.receive(1, RecordKind.SESSIONS, noise)
     except InvalidMessage:
         assert len(worker.table) == 0

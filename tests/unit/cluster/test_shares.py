@@ -16,7 +16,7 @@ class World:
 
     @property
     def place(self) -> tuple[int, int, bool]:
-        """The number of hosts, the index of this one, and whether it receives the others' frames."""
+        """The number of hosts, the index of this one, and whether it receives the others' packets."""
         return self.shares.place
 
 

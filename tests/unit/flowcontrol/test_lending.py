@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.cluster.messages import FrameKind
+from proxy.cluster.messages import RecordKind
 from proxy.cluster.shared import SharedQueue
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
@@ -103,7 +103,7 @@ class Process:
             update(pod.load, remote_requests=requests)
             update(pod.load, remote_tokens=tokens)
         for message in messages:
-            self._queue.receive(peer, FrameKind.WAITING, message)
+            self._queue.receive(peer, RecordKind.WAITING, message)
         self.control.admit_soon()
 
 

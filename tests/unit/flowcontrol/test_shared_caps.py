@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import FIRST_NUMBER, FrameKind, InvalidMessage
+from proxy.cluster.messages import FIRST_NUMBER, InvalidMessage, RecordKind
 from proxy.cluster.shared import SharedQueue
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.params import Size
@@ -87,10 +87,10 @@ def test_parts_never_exceed_the_cap_with_any_loans_and_delays(data: st.DataObjec
         one.say(data.draw(st.none() | st.integers(0, 2)), 0.0, ("m",))
         for _ in range(data.draw(st.integers(0, len(published)))):
             number, to, body = published.pop(0)
-            queues[to].receive(number, FrameKind.WAITING, body)
+            queues[to].receive(number, RecordKind.WAITING, body)
         assert sum(one.part("x", most) for one in all_of_them) <= most
     for number, to, body in published:
-        queues[to].receive(number, FrameKind.WAITING, body)
+        queues[to].receive(number, RecordKind.WAITING, body)
     assert sum(one.part("x", most) for one in all_of_them) == most
 
 
@@ -136,7 +136,7 @@ def test_published_parts_equal_applied_ones() -> None:
     )
     for body in nonsense:
         with pytest.raises(InvalidMessage):
-            queue.receive(3, FrameKind.WAITING, body)
+            queue.receive(3, RecordKind.WAITING, body)
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=5), st.text(max_size=3))
@@ -176,7 +176,7 @@ class Hosts:
         for number, body in self._sent:
             for other in to:
                 if other != number:
-                    self._queues[other].receive(peer(number), FrameKind.WAITING, body)
+                    self._queues[other].receive(peer(number), RecordKind.WAITING, body)
         self._sent.clear()
 
     def vanishes_for(self, one: int, other: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.cluster.membership import peer_id
-from proxy.cluster.messages import BROKER, FrameKind, PacketKind, packet, record
+from proxy.cluster.messages import BROKER, PacketKind, RecordKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import ALL, Replica, new_id
 from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedLimits, SharedSessions
@@ -39,7 +39,7 @@ class Member:
     def __init__(self, id: bytes | None = None, clock: Clock | None = None, lease: float = 5.0) -> None:
         self.pod = Endpoint("a")
         self.ledger = Ledger(SystemClock())
-        self.received: list[tuple[FrameKind, bytes]] = []
+        self.received: list[tuple[RecordKind, bytes]] = []
         self.own_ejections: dict[str, list[str]] = {}
         self.peer_ejections: dict[int, Mapping[str, Sequence[str]]] = {}
         """The ejections of other processes, by their number."""
@@ -125,10 +125,10 @@ class Member:
 
 
 class Bus:
-    """A broker, the frames that its supervisor receives, and raw ends of links without a replica."""
+    """A broker, the records that its supervisor receives, and raw ends of links without a replica."""
 
     def __init__(self) -> None:
-        self.received: list[tuple[int, FrameKind, bytes]] = []
+        self.received: list[tuple[int, RecordKind, bytes]] = []
         self.vanished: list[int] = []
         self.dropped, self.garbled, self.garbled_of_hosts = Counter(), Counter(), Counter()
         self.members: dict[int, Member] = {}
@@ -141,7 +141,7 @@ class Bus:
             dropped=self.dropped,
             garbled=self.garbled,
             garbled_of_hosts=self.garbled_of_hosts,
-            snapshot=lambda: [(FrameKind.ROLL, ROLL)],
+            snapshot=lambda: [(RecordKind.ROLL, ROLL)],
         )
         self.breakers = SharedBreakers(cast(Breakers, self), lambda name: None, self.replica.publish)
         self.broker = Broker(self.replica, self.vanished.append, self.dropped)
@@ -151,7 +151,7 @@ class Bus:
         ours, theirs = socket.socketpair()
         await self.broker.attach(number, ours)
         await member.replica.connect(theirs)
-        await until(lambda: (FrameKind.ROLL, ROLL) in member.received)
+        await until(lambda: (RecordKind.ROLL, ROLL) in member.received)
         return member
 
     async def join_raw(self, number: int) -> socket.socket:
@@ -185,7 +185,7 @@ async def test_changes_of_one_worker_reach_all_others_and_the_broker() -> None:
         await until(lambda: all(each.depth([1, 2, 3]) == 3 for each in (two, three)))
         await until(lambda: two.knows_response and three.knows_response)
         assert one.pod.load.remote_requests == 0
-        assert FrameKind.SESSIONS in [kind for worker, kind, _ in it.received if worker == 1]
+        assert RecordKind.SESSIONS in [kind for worker, kind, _ in it.received if worker == 1]
 
 
 async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
@@ -231,7 +231,7 @@ async def test_ejection_reasons_reach_all_and_new_workers_and_end_with_their_wor
         one.own_ejections["a"] = ["ill"]
         one.ejections.changed()
         await until(lambda: two.peer_ejections.get(1) == {"a": ["ill"]})
-        assert FrameKind.EJECTIONS in [kind for worker, kind, _ in it.received if worker == 1]
+        assert RecordKind.EJECTIONS in [kind for worker, kind, _ in it.received if worker == 1]
         late = await it.join(3)
         await until(lambda: late.peer_ejections.get(1) == {"a": ["ill"]})
         await it.members.pop(1).replica.close()
@@ -244,7 +244,7 @@ async def test_a_breaker_change_reaches_all() -> None:
         one.shared_breakers.breaker_turned(one.pod, True)
         one.shared_breakers.breaker_turned(one.pod, False)
         await until(lambda: two.breakers == [("a", True), ("a", False)])
-        assert [kind for _, kind, _ in it.received].count(FrameKind.BREAKER) == 2
+        assert [kind for _, kind, _ in it.received].count(RecordKind.BREAKER) == 2
 
 
 async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> None:
@@ -253,16 +253,16 @@ async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> Non
         link = cast(Link, slow.replica._transport)
         link._transport.pause_reading()
         for _ in range(40):
-            one.replica._batch.send(record(FrameKind.SESSIONS, b"[" + b" " * (1 << 20) + b"]"))
+            one.replica._batch.send(record(RecordKind.SESSIONS, b"[" + b" " * (1 << 20) + b"]"))
             await asyncio.sleep(0)
         one.dispatch(2)
         one.reserve([1, 2])
-        await until(lambda: (1, FrameKind.MOVES) in [(worker, kind) for worker, kind, _ in it.received])
+        await until(lambda: (1, RecordKind.MOVES) in [(worker, kind) for worker, kind, _ in it.received])
         await until(lambda: it.dropped.value > 0)
-        it.broker.publish(packet(PacketKind.LOCAL, it.replica.id, 0, record(FrameKind.METRICS, b"{}")))
+        it.broker.publish(packet(PacketKind.LOCAL, it.replica.id, 0, record(RecordKind.METRICS, b"{}")))
         link._transport.resume_reading()
         await until(lambda: slow.pod.load.requests == 2 and slow.depth([1, 2]) == 2)
-        await until(lambda: slow.received.count((FrameKind.ROLL, ROLL)) == 2)
+        await until(lambda: slow.received.count((RecordKind.ROLL, ROLL)) == 2)
 
 
 def _read(sock: socket.socket, into: bytearray) -> bool:
@@ -283,9 +283,9 @@ async def test_malformed_records_of_one_worker_harm_and_disconnect_no_other() ->
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         one.replica._batch.send(b"\x11\xff\xff")
-        one.replica._batch.send(record(FrameKind.LOAD, b"\xff" * 9))
-        one.replica._batch.send(record(FrameKind.SESSIONS, b"{]"))
-        one.replica._batch.send(record(FrameKind.SESSIONS, b"[1]"))
+        one.replica._batch.send(record(RecordKind.LOAD, b"\xff" * 9))
+        one.replica._batch.send(record(RecordKind.SESSIONS, b"{]"))
+        one.replica._batch.send(record(RecordKind.SESSIONS, b"[1]"))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2)
         assert two.garbled.value == 4
@@ -314,9 +314,9 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
     async with bus() as it:
         await it.join(1)
         last = b"x" * 3_000_000
-        await it.members.pop(1).replica.close([(FrameKind.FAREWELL, last)])
+        await it.members.pop(1).replica.close([(RecordKind.FAREWELL, last)])
         await until(lambda: it.vanished == [1])
-        assert it.received[-1] == (1, FrameKind.FAREWELL, last)
+        assert it.received[-1] == (1, RecordKind.FAREWELL, last)
 
 
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
@@ -342,10 +342,10 @@ async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> N
     async with bus() as it:
         one, two = [await it.join(number) for number in (1, 2)]
         it.replica.state.put(breakers=[it.breakers])
-        one.replica._batch.send(record(FrameKind.BREAKER, b"{]"))
-        one.replica._batch.send(record(FrameKind.BREAKER, b'[["a"],"opened"]'))
+        one.replica._batch.send(record(RecordKind.BREAKER, b"{]"))
+        one.replica._batch.send(record(RecordKind.BREAKER, b'[["a"],"opened"]'))
         one.bindings.bind("resp-1", one.pod)
-        await until(lambda: two.knows_response and any(kind is FrameKind.SESSIONS for _, kind, _ in it.received))
+        await until(lambda: two.knows_response and any(kind is RecordKind.SESSIONS for _, kind, _ in it.received))
         assert it.garbled.value == two.garbled.value == 2
         assert list(it.broker.links) == [1, 2]
 
@@ -371,5 +371,5 @@ async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(
         one.dispatch(1)
         one.replica.flush()
         await second.replica.connect(theirs)
-        await until(lambda: second.pod.load.requests == 3 and (FrameKind.ROLL, ROLL) in second.received)
+        await until(lambda: second.pod.load.requests == 3 and (RecordKind.ROLL, ROLL) in second.received)
         assert not second.garbled.value

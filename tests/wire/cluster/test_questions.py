@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.cluster.messages import BROKER, FrameKind, record
+from proxy.cluster.messages import BROKER, RecordKind, record
 from proxy.cluster.questions import MOST_OPEN, Questions, WorkerUnreachable
 from proxy.cluster.worker import WorkerModelReads
 from proxy.core.endpoint import Endpoint
@@ -107,9 +107,9 @@ async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
         send = it.members[1].replica._send_direct
         supervisor.handlers["one"] = one
         for body in (b"", b"[1,{", b'[1,"unknown",[]]', b'[1,"one"]', b'[1,"one",[1,2]]'):
-            send(BROKER, record(FrameKind.QUESTION, body))
+            send(BROKER, record(RecordKind.QUESTION, body))
         for body in (b"[1", b'[65535,"late",null]'):
-            send(BROKER, record(FrameKind.REPLY, body))
+            send(BROKER, record(RecordKind.REPLY, body))
         await until(lambda: it.garbled.value == 6)
         assert await supervisor.ask(1, "echo", 1) == [1]
 
@@ -142,12 +142,12 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
 
         async def read(*pod: str) -> None:
             seen.append(pod)
-            it.replica.publish(FrameKind.POD, b"found")
+            it.replica.publish(RecordKind.POD, b"found")
 
         supervisor.handlers.update({"read-models": read, "read-pod": read})
         reads = WorkerModelReads(worker)
         await reads.next_round()
-        assert (FrameKind.POD, b"found") in it.members[1].received
+        assert (RecordKind.POD, b"found") in it.members[1].received
         reads.read_soon(Endpoint("a"))
         await until(lambda: seen == [(), ("a",)])
 
