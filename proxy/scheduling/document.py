@@ -27,11 +27,13 @@ from proxy.scheduling.sections import (
 T = TypeVar("T")
 
 API_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+OLDER_API_VERSIONS = ("config.x-k8s.io/v1alpha1", "config.apix.gateway-api-inference-extension.sigs.k8s.io/v1alpha1")
+"""Versions of guides; the document is the same."""
 KIND = "EndpointPickerConfig"
 FLOW_CONTROL = "flowControl"
 FEATURE_GATES = (FLOW_CONTROL, "haPopulateNonLeaderDatastore")
 TOP_LEVEL = (
-    *("apiVersion", "kind", "featureGates", "plugins", "schedulingProfiles", "dataLayer", "flowControl"),
+    *("apiVersion", "kind", "metadata", "featureGates", "plugins", "schedulingProfiles", "dataLayer", "flowControl"),
     *("requestHandler", "parser", "saturationDetector"),
 )
 UDS = "udsTokenizerConfig"
@@ -135,7 +137,7 @@ class _Reader:
         for key in data:
             if key not in TOP_LEVEL:
                 self._complain("", unknown(str(key), TOP_LEVEL))
-        if data.get("apiVersion", API_VERSIONS[0]) not in API_VERSIONS:
+        if data.get("apiVersion", API_VERSIONS[0]) not in (*API_VERSIONS, *OLDER_API_VERSIONS):
             self._complain("apiVersion", f"must be one of {', '.join(API_VERSIONS)}, not {data['apiVersion']!r}")
         if data.get("kind", KIND) != KIND:
             self._complain("kind", f"must be {KIND}, not {data['kind']!r}")
@@ -338,7 +340,10 @@ RENAMED_TYPES = {
     "by-label-selector": "label-selector-filter",
     "kv-cache-scorer": "kv-cache-utilization-scorer",
     "max-score": "max-score-picker",
+    "model-server-protocol-metrics": "core-metrics-extractor",
+    "predicted-latency-scorer": "latency-scorer",
     "prefix-cache": "prefix-cache-scorer",
+    "running-queue-size-scorer": "running-requests-size-scorer",
     "single-profile": "single-profile-handler",
 }
 """Plugin types of earlier releases, which `kvlane import` renames."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
-from proxy.scheduling.document import API_VERSIONS, FLOW_CONTROL, KIND, RENAMED_TYPES
+from proxy.scheduling.document import API_VERSIONS, FLOW_CONTROL, KIND, OLDER_API_VERSIONS, RENAMED_TYPES
 from proxy.tools.imported import Imported, InvalidDocument, documents, read_all
 
 MOST = 200
@@ -115,7 +115,6 @@ def _delete(place: Any, where: str) -> bool:
 
 BYTES_PER_TOKEN = 4
 
-OLDER_API_VERSIONS = ("config.x-k8s.io/v1alpha1", "config.apix.gateway-api-inference-extension.sigs.k8s.io/v1alpha1")
 GATES = frozenset({"dataLayer", "enableLegacyMetrics", "prepareDataPlugins"})
 """Feature gates that were removed; their features are always on."""
 APPROXIMATE, PRECISE = "approx-prefix-cache-producer", "precise-prefix-cache-scorer"
@@ -129,6 +128,12 @@ INDEX = (
     "maxPrefixTokensToMatch",
 )
 """Parameters of the prefix index, which was part of the scorer in earlier releases."""
+LATENCY = {
+    "headroomTTFTWeight": "ttftWeight",
+    "headroomTPOTWeight": "tpotWeight",
+    "headroomSelectionStrategy": "headroomSelectionStrategy",
+}
+"""Parameters of the scorer by predictions, which was also their producer in earlier releases, and their names now."""
 DETECTOR = ("queueDepthThreshold", "kvCacheUtilThreshold", "metricsStalenessThreshold")
 """Fields of the saturation detector, which was not a plugin in earlier releases."""
 
@@ -162,6 +167,16 @@ def _gates(draft: Document, changes: Changes) -> None:
         for gate in gates:
             if gate not in draft["featureGates"]:
                 changes.append(Problem("featureGates", f"'{gate}' was removed; the feature is always on"))
+
+
+def _latency_scorers(draft: Document, changes: Changes) -> None:
+    """Rename the weights of headroom. The other parameters configured predictions, which need none."""
+    for entry in _plugins(draft, "predicted-latency-scorer"):
+        given = _parameters(entry)
+        kept = {new: given[old] for old, new in LATENCY.items() if old in given}
+        if left_out := ", ".join(sorted(set(given) - set(LATENCY))):
+            changes.append(Problem(_path(entry), f"{left_out}: have no equivalent; predictions need no parameters"))
+        entry["parameters"] = kept
 
 
 def _types(draft: Document, changes: Changes) -> None:
@@ -203,6 +218,9 @@ def _precise_indexes(draft: Document, changes: Changes) -> None:
             inner = indexer.pop("tokenProcessorConfig")
             _parameters(entry).setdefault("tokenProcessorConfig", inner)
             changes.append(Problem(_path(entry), "indexerConfig.tokenProcessorConfig is tokenProcessorConfig now"))
+        if isinstance(indexer, dict) and "speculativeIndexing" in indexer:
+            _parameters(entry).setdefault("speculativeIndexing", indexer.pop("speculativeIndexing"))
+            changes.append(Problem(_path(entry), "indexerConfig.speculativeIndexing is speculativeIndexing now"))
 
 
 def _tokenizers(draft: Document, changes: Changes) -> None:
@@ -272,6 +290,7 @@ def _path(entry: Document) -> str:
 _RULES: tuple[Callable[[Document, Changes], None], ...] = (
     _top_level,
     _gates,
+    _latency_scorers,
     _types,
     _scorers_of_indexes,
     _precise_indexes,

@@ -169,6 +169,21 @@ def test_two_indexes_and_a_reader_of_neither() -> None:
     assert not made.problems
 
 
+@pytest.mark.parametrize(
+    "version",
+    [
+        "llm-d.ai/v1alpha1",
+        "inference.networking.x-k8s.io/v1alpha1",
+        "config.x-k8s.io/v1alpha1",
+        "config.apix.gateway-api-inference-extension.sigs.k8s.io/v1alpha1",
+    ],
+)
+def test_the_versions_and_the_name_of_an_object_in_the_guides(version: str) -> None:
+    made = document({"type": "queue-scorer"}, apiVersion=version, metadata={"name": "epp"})
+    assert not made.problems
+    assert not made.remarks
+
+
 def test_a_section_without_its_gate_has_no_effect() -> None:
     made = document(flowControl={"maxRequests": 3})
     assert made.flow_control == {}

@@ -109,11 +109,34 @@ def test_a_block_size_inside_of_the_indexer() -> None:
         ("prefix-cache", "prefix-cache-scorer"),
         ("max-score", "max-score-picker"),
         ("by-label-selector", "label-selector-filter"),
+        ("running-queue-size-scorer", "running-requests-size-scorer"),
+        ("predicted-latency-scorer", "latency-scorer"),
     ],
 )
 def test_older_names_of_types_are_referred_to_as_before(older: str, today: str) -> None:
     made = document({"type": older}, schedulingProfiles=[{"name": "default", "plugins": refs(older)}])
     assert [(entry.label, entry.type) for entry in made.plugins] == [(older, today)]
+
+
+def test_the_extractor_of_metrics_had_the_name_of_their_protocol() -> None:
+    made = document({"type": "model-server-protocol-metrics", "parameters": {"defaultEngine": "sglang"}})
+    assert made.data_layer.core is not None
+    assert made.data_layer.core.default_engine == "sglang"
+
+
+def test_of_the_scorer_that_predicted_itself_the_parameters_of_the_score_are_left() -> None:
+    given = {"headroomTTFTWeight": 0.7, "headroomSelectionStrategy": "most", "samplingMean": 1000.0}
+    scorer = {"type": "predicted-latency-scorer", "parameters": given}
+    made = document(scorer)
+    assert parameters(made, "predicted-latency-scorer") == {"ttftWeight": 0.7, "headroomSelectionStrategy": "most"}
+    assert "samplingMean: have no equivalent" in str(current({"plugins": [scorer]})[1][0])
+
+
+def test_speculation_inside_of_the_indexer() -> None:
+    made = document(
+        {"type": "precise-prefix-cache-scorer", "parameters": {"indexerConfig": {"speculativeIndexing": True}}}
+    )
+    assert parameters(made, "precise-prefix-cache-scorer") == {"indexerConfig": {}, "speculativeIndexing": True}
 
 
 def test_a_threshold_of_the_handler_of_splits_is_its_decider() -> None:
