@@ -87,7 +87,7 @@ class SchedulingBuilder:
 
     def imagined(self, pool: str, document: Document, draft: Draft) -> Scheduling:
         """Build the scheduling of a document in place of the pool's own. Plugins with equal parameters are shared;
-        other plugins start without state. Discard the draft afterwards. Raise ConfigError."""
+        other plugins start without state. Discard the draft after use. Raise ConfigError."""
         return build(document, self._registry, self._ports(pool, draft), draft=draft, pool=pool, keeps_state=False)
 
 

@@ -139,26 +139,26 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
     signals = _Signals()
     try:
         if workers == 1:
-            serving: App | Supervisor = (app := app_of(settings, source))
+            proxy: App | Supervisor = (app := app_of(settings, source))
             idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
         else:
             from proxy.cluster.supervisor import Supervisor
 
-            serving = supervisor = Supervisor(settings, workers, reader=source)
+            proxy = supervisor = Supervisor(settings, workers, reader=source)
             idle, signals.kill = Collector(), supervisor.kill
-        serving.autoscaling.on_first_pool = lambda: signals.on_halt(serving.autoscaling.pause_all)
-        async with idle, serving, _reloading(serving.configurations, signals.again, watched):
+        proxy.autoscaling.on_first_pool = lambda: signals.on_halt(proxy.autoscaling.pause_all)
+        async with idle, proxy, _reloading(proxy.configurations, signals.again, watched):
             scheme = "http" if settings.admin.tls is None else "https"
-            gateways = serving.picker_port
+            gateways = proxy.picker_port
             log.info(
                 "serving on %s:%d%s, admin on %s%s",
                 settings.listen.host,
-                serving.port,
+                proxy.port,
                 f" with {workers} workers" if workers > 1 else "",
-                f"{scheme}://{bracketed(settings.admin.host)}:{serving.admin_port}/dashboard",
+                f"{scheme}://{bracketed(settings.admin.host)}:{proxy.admin_port}/dashboard",
                 f", for gateways on {settings.extproc.host}:{gateways}" if gateways is not None else "",
             )
-            await signals.stop(serving.wait_for_balancers)
+            await signals.stop(proxy.wait_for_balancers)
     except OSError as error:
         raise _cannot_start(error, settings) from None
 

@@ -47,7 +47,7 @@ class HostExposition(Exposition):
     async def render(self, accept: str) -> tuple[bytes, str]:
         async with self._merging:
             merged = await self._merged()
-            self.catalogue.workers.cell().value = self._workers.serving
+            self.catalogue.workers.cell().value = self._workers.number_serving
             await merged.add(await self.dump(), SUPERVISOR)
             return await expose(merged, accept)
 

@@ -168,9 +168,9 @@ class Supervisor:
         return [child.pid for child in self._workers.children.values()]
 
     @property
-    def serving(self) -> int:
+    def workers_serving(self) -> int:
         """The number of workers that take new requests."""
-        return self._workers.serving
+        return self._workers.number_serving
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
         """Serve with other settings: workers reload them or, where that is not possible, are replaced one by one.
@@ -181,7 +181,7 @@ class Supervisor:
         draft.commit()
         await self._state.finish_commit()
         self._levels.reload(before.telemetry.log_level)
-        log.info("reloaded: %d workers serve with the new configuration", self.serving)
+        log.info("reloaded: %d workers serve with the new configuration", self.workers_serving)
         return left
 
     def check(self, wanted: Settings) -> Sequence[str]:
@@ -191,7 +191,8 @@ class Supervisor:
         return left
 
     def _build(self, settings: Settings) -> Draft:
-        """Build the proxy. Raise ConfigError for settings that no worker could serve with."""
+        """Return a draft of the supervisor's own settings. Raise ConfigError for settings that no worker could serve
+        with."""
         draft = self._state.draft()
         draft.assign(self, _settings=settings, _effective=App(settings).effective())
         draft.assign(self.fleet, settings=fleet_settings(settings, is_polling=True))
@@ -221,8 +222,8 @@ class Supervisor:
             config=lambda: self._effective,
             session=self._session,
             pod_tls=self._pod_tls,
-            stopping=lambda: self._is_stopping or not (self._has_started and self.serving),
-            workers=lambda: {"serving": self.serving, "total": self._number_of_workers},
+            stopping=lambda: self._is_stopping or not (self._has_started and self.workers_serving),
+            workers=lambda: {"serving": self.workers_serving, "total": self._number_of_workers},
             keys=lambda: (self._settings.admin.api_key, self._authenticator),
             hosts=lambda: self._settings.admin.host_names,
             configurations=self.configurations,
@@ -279,7 +280,7 @@ class Supervisor:
             lambda: self.autoscaling.pools,
             lambda: {
                 "config": self.configurations.described(),
-                "workers": self.serving,
+                "workers": self.workers_serving,
                 "stopping": self._is_stopping,
             },
         )

@@ -197,7 +197,7 @@ class Workers:
         return [child for child in self._seated.values() if child.takes_requests and not child.is_silent]
 
     @property
-    def serving(self) -> int:
+    def number_serving(self) -> int:
         """The number of workers that take new requests."""
         return len(self.seated)
 

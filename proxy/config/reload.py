@@ -88,9 +88,9 @@ class Configurations:
     """The configurations of a proxy. Changes are applied one at a time."""
 
     def __init__(
-        self, settings: Settings, served: ReloadTarget, reader: ConfigReader, clock: Clock, catalogue: Catalogue
+        self, settings: Settings, target: ReloadTarget, reader: ConfigReader, clock: Clock, catalogue: Catalogue
     ) -> None:
-        self._served = served
+        self._target = target
         self._reader = reader
         self._clock = clock
         self._catalogue = catalogue
@@ -149,7 +149,7 @@ class Configurations:
             try:
                 wanted, found_warnings = await asyncio.to_thread(lambda: (new := read(), list(warnings(new))))
                 changes = changed(self._now.settings, wanted)
-                left = self._served.check(wanted) if dry_run else await self._served.reload(wanted)
+                left = self._target.check(wanted) if dry_run else await self._target.reload(wanted)
             except Exception:
                 if not dry_run:
                     self._count("refused")

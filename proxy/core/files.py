@@ -24,9 +24,9 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 class WatchedFiles:
     """Reports when files must be read again. A change counts once two checks in a row have seen the same files, so that
-    no file is read while it is being written. Without `waits_for_writer` it counts at once, except that a file is
-    missing. Files that could not be read are read at each check until they can be: free file descriptors change no
-    file."""
+    no file is read while it is being written. Without `waits_for_writer` it counts at once if all files exist. Files
+    that could not be read are read at each check until they can be, because they may become readable without a change:
+    a file descriptor becomes free."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], waits_for_writer: bool = True) -> None:
         self.paths = paths

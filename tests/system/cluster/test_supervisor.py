@@ -119,7 +119,7 @@ async def test_a_host_is_ready_when_all_of_its_workers_are() -> None:
             late = max(supervisor.pids)
             os.kill(late, signal.SIGSTOP)
             try:
-                await until(lambda: supervisor.serving == 1)
+                await until(lambda: supervisor.workers_serving == 1)
                 await until(lambda: supervisor.fleet.ready)
                 async with http.get(f"http://127.0.0.1:{supervisor.admin_port}/readyz") as response:
                     assert response.status == 503
@@ -141,11 +141,11 @@ async def test_a_worker_with_a_blocked_event_loop_is_replaced_and_its_clients_ar
         victim = min(it.supervisor.pids)
         os.kill(victim, signal.SIGSTOP)
         waiting = [asyncio.create_task(it.chat(f"Waits {number}")) for number in range(40)]
-        await until(lambda: it.supervisor.serving == 1)
+        await until(lambda: it.supervisor.workers_serving == 1)
         assert (await it.admin("GET", "/readyz"))["workers"] == {"serving": 1, "total": 2}
         assert await it.samples("kvlane_workers") == {"kvlane_workers": 1}
         monkeypatch.setattr(workers, "KILL_SILENT_AFTER", KILL_SILENT_AFTER)
-        await until(lambda: victim not in it.supervisor.pids and it.supervisor.serving == 2)
+        await until(lambda: victim not in it.supervisor.pids and it.supervisor.workers_serving == 2)
         assert len(await asyncio.gather(*waiting)) == 40
         assert (await it.admin("GET", "/readyz"))["workers"] == {"serving": 2, "total": 2}
 
@@ -189,10 +189,10 @@ async def test_a_suspended_supervisor_does_not_replace_its_workers(monkeypatch: 
     child.ready.set()
     clock.advance(60.0)
     them.check(late=59.0)
-    assert them.serving == 1
+    assert them.number_serving == 1
     clock.advance(SILENT_AFTER)
     them.check()
-    assert (them.serving, process.returncode) == (0, None)
+    assert (them.number_serving, process.returncode) == (0, None)
     clock.advance(KILL_SILENT_AFTER)
     them.check()
     assert await process.wait() == -signal.SIGKILL
@@ -209,7 +209,7 @@ async def test_a_killed_worker_resets_no_client_in_its_accept_queue_and_is_repla
         await asyncio.sleep(0.5)
         assert sum(not task.done() for task in waiting) >= 5, "no request was in the queue of the suspended worker"
         os.kill(victim, signal.SIGKILL)
-        await until(lambda: victim not in it.supervisor.pids and it.supervisor.serving == 2)
+        await until(lambda: victim not in it.supervisor.pids and it.supervisor.workers_serving == 2)
         assert len(await asyncio.gather(*waiting)) == 40
         assert await it.samples("kvlane_worker_restarts_total") == {"kvlane_worker_restarts_total": 1}
         assert len(set(it.supervisor.pids) & before) == 1
@@ -229,7 +229,7 @@ async def test_requests_in_flight_of_a_killed_worker_are_dropped_and_its_counter
         with pytest.raises(aiohttp.ClientError):
             await cut
         await until(lambda: it.in_flight() == 0)
-        await until(lambda: it.supervisor.serving == 1)
+        await until(lambda: it.supervisor.workers_serving == 1)
         assert await it.samples("kvlane_requests_total") == counted
         assert sum(counted.values()) == 1
 
@@ -248,7 +248,7 @@ async def test_a_reload_interrupts_no_request_and_replaces_workers_only_if_neede
         more = {"static": [{"url": it.sim.urls[0], "name": "pod-0"}, {"url": extra.urls[0], "name": "extra"}]}
         changed = {**settings.given, "pods": more, "listen": {**settings.given["listen"], **listen}}
         assert await it.supervisor.reload(from_mapping(changed)) == []
-        assert it.supervisor.serving == 2
+        assert it.supervisor.workers_serving == 2
         assert {pod["name"] for pod in (await it.admin("GET", "/admin/pods"))["pods"]} == {"pod-0", "extra"}
         await _goes_to(it, {"pod-0", "extra"})
         assert [events for events in await asyncio.gather(*long) if events < 60] == []
@@ -335,7 +335,7 @@ async def test_the_successor_of_a_crashed_worker_has_the_reloaded_settings() -> 
         await it.supervisor.reload(changed)
         (pid,) = it.supervisor.pids
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: it.supervisor.serving == 1 and it.supervisor.pids != [pid])
+        await until(lambda: it.supervisor.workers_serving == 1 and it.supervisor.pids != [pid])
         async with (
             aiohttp.ClientSession() as session,
             session.post(it.url + CHAT, json={**question("Hello"), "model": "best"}) as response,

@@ -144,7 +144,7 @@ async def test_a_worker_that_starts_later_knows_the_ejections_of_the_supervisor(
         await until(lambda: bool(w.ejection_reasons()))
         killed = w.supervisor.pids[0]
         os.kill(killed, signal.SIGKILL)
-        await until(lambda: killed not in w.supervisor.pids and w.supervisor.serving == 2)
+        await until(lambda: killed not in w.supervisor.pids and w.supervisor.workers_serving == 2)
         await until_workers_show(w.supervisor, lambda lines: state("pod-0", "ready") not in lines)
         assert await w.ask_all() == {"pod-1", "pod-2"}
 

@@ -59,7 +59,7 @@ async def test_failures_on_a_pod_include_all_current_and_former_workers() -> Non
         assert await counted(served) == {"pod-0": (failed, failed), "pod-1": (20, 0)}
         first, *_ = served.supervisor.pids
         os.kill(first, signal.SIGTERM)
-        await until(lambda: first not in served.supervisor.pids and served.supervisor.serving == 2)
+        await until(lambda: first not in served.supervisor.pids and served.supervisor.workers_serving == 2)
         assert await counted(served) == {"pod-0": (failed, failed), "pod-1": (20, 0)}
 
 
