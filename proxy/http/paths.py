@@ -31,7 +31,10 @@ class Route:
 _POST = Route(PathKind.RELAY, ("POST",))
 _GET = Route(PathKind.RELAY, ("GET",))
 _MODEL = Route(PathKind.MODEL, ("GET", "HEAD"))
-_ANY = Route(PathKind.RELAY, ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+"""Methods of the paths in `security.relayPaths`; the other paths have some of them."""
+
+_ANY = Route(PathKind.RELAY, METHODS)
 
 INFERENCE = (
     "/v1/chat/completions",

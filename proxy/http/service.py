@@ -17,7 +17,7 @@ from proxy.core.errors import NO_POD, NoEndpoints, Reason, RequestError, Shuttin
 from proxy.core.ports import ClientRequest, Identity, allows
 from proxy.http.guards import CLOSED_AFTER, CountClosed, count_nothing
 from proxy.http.head import Pairs, encode_pairs
-from proxy.http.paths import PathKind, Paths
+from proxy.http.paths import METHODS, PathKind, Paths
 from proxy.http.relay import TrackedRelay
 from proxy.http.request import HttpRequest
 from proxy.openai.errors import render
@@ -71,7 +71,7 @@ class Cors:
 
     async def _permit(self, client_request: HttpRequest) -> None:
         wanted = client_request.headers.get("access-control-request-headers", "")
-        fields = [("access-control-allow-methods", "GET, POST, DELETE"), ("access-control-max-age", MAX_AGE)]
+        fields = [("access-control-allow-methods", ", ".join(METHODS)), ("access-control-max-age", MAX_AGE)]
         if _NAMES.fullmatch(wanted):
             fields.append(("access-control-allow-headers", wanted))
         client_request.respond(200, fields, b"")
