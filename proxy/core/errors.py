@@ -264,10 +264,10 @@ class IssuerUnreachable(RequestError, status=503, code="issuer_away", reason=Rea
 
 
 class FileLimitReached(RequestError, status=503, code="out_of_files", reason=Reason.OUT_OF_FILES, retry_after=1.0):
-    """This process has no free file descriptor; its pods may be healthy."""
+    """This process or its machine has no free file descriptor; the pods may be healthy."""
 
     def __init__(self) -> None:
-        super().__init__("The proxy has reached its limit on open files. Retry shortly.")
+        super().__init__("The proxy has no free file descriptor. Retry shortly.")
 
 
 class SuspectedPoison(

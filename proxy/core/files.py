@@ -119,33 +119,37 @@ def warn_of_few_files(max_connections: int) -> None:
         )
 
 
-def is_out_of_files(error: Exception) -> bool:
-    """Return whether `error` says that the process or the machine has no descriptor left.
+def files_limit_of(error: Exception) -> int:
+    """Return EMFILE if `error` says that the process has no descriptor left, ENFILE if the machine has none; else 0.
 
     A resolver that could not open a socket only says that the name was not found, so a descriptor is tried then."""
     if not isinstance(error, OSError):
-        return False
-    if error.errno is None or error.errno < 0:  # as in socket.gaierror
-        return _none_left()
-    return error.errno in (errno.EMFILE, errno.ENFILE)
+        return 0
+    code = error.errno
+    if code is None or code < 0:  # as in socket.gaierror
+        code = _tried()
+    return code if code in (errno.EMFILE, errno.ENFILE) else 0
 
 
-def report_out_of_files(what: str) -> None:
-    """Count a connection that failed at the limit, and log it once a minute."""
+def report_out_of_files(what: str, code: int = errno.EMFILE) -> str:
+    """Count a connection that failed at the limit, and log it once a minute. Return the limit that was reached: of the
+    process, or with ENFILE of the machine."""
+    limit = f"the limit on open files is {open_files_limit()}"
+    advice = "raise the limit (ulimit -Hn, LimitNOFILE) or lower listen.maxConnections"
+    if code == errno.ENFILE:
+        limit = "all processes of the machine together have reached its limit on open files"
+        advice = "raise the limit (sysctl fs.file-max) or find the process that opens so many"
     out_of_files[what] += 1
-    if not _logs.allows():
-        return
-    log.error(
-        "out of file descriptors: the limit on open files is %d; cannot %s; raise the limit (ulimit -Hn, LimitNOFILE)"
-        " or lower listen.maxConnections",
-        open_files_limit(),
-        "accept a client's connection" if what == CANNOT_ACCEPT else "connect to a pod",
-    )
+    if _logs.allows(code):
+        failed = "accept a client's connection" if what == CANNOT_ACCEPT else "connect to a pod"
+        log.error("out of file descriptors: %s; cannot %s; %s", limit, failed, advice)
+    return limit
 
 
-def _none_left() -> bool:
+def _tried() -> int:
+    """Return the error number of opening a file; 0 if that succeeds."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    return False
+        return error.errno or 0
+    return 0

@@ -538,8 +538,8 @@ class Catalogue:
         )
         self.files_limit = counter(
             "open_files_limit_reached",
-            "Connections that failed because the process had no free file descriptor, by operation: connect to a pod,"
-            " accept a client.",
+            "Connections that failed because the process or its machine had no free file descriptor, by operation:"
+            " connect to a pod, accept a client.",
             ("operation",),
         )
         self.workers = gauge("workers", "Serving worker processes.")

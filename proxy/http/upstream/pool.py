@@ -27,7 +27,7 @@ from proxy.core.errors import (
     UpstreamFailed,
     UpstreamTimedOut,
 )
-from proxy.core.files import CANNOT_CONNECT, is_out_of_files, open_files_limit, report_out_of_files
+from proxy.core.files import CANNOT_CONNECT, files_limit_of, report_out_of_files
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.http.head import ResponseHead, header_line
@@ -254,9 +254,8 @@ def is_address(host: str) -> bool:
 
 def not_connected(error: OSError | ValueError) -> ConnectFailed:
     """Return the failure to raise for an error of connecting to a pod, or of looking up its name."""
-    if is_out_of_files(error):
-        report_out_of_files(CANNOT_CONNECT)
-        return OutOfFiles(f"no connection: out of file descriptors ({open_files_limit()} are allowed)")
+    if code := files_limit_of(error):
+        return OutOfFiles(f"no connection: {report_out_of_files(CANNOT_CONNECT, code)}")
     failure = ConnectRefused if isinstance(error, ConnectionRefusedError) else ConnectFailed
     return failure(f"no connection: {error}")
 
