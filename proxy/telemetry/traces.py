@@ -129,7 +129,8 @@ OPERATIONS: Mapping[str, str] = {
 """`gen_ai.operation.name` by the label of the path; the label itself for other paths."""
 
 FIRST_ERROR = 400
-FAILED_ENDINGS = frozenset((Ending.UPSTREAM_FAILED, Ending.TIMED_OUT, Ending.EVICTED))
+FAILURES = frozenset((Ending.UPSTREAM_FAILED, Ending.TIMED_OUT, Ending.EVICTED, Reason.INTERNAL))
+"""Outcomes that are errors whatever the status, which the client may have got before."""
 
 
 def operation(path: str) -> str:
@@ -310,7 +311,7 @@ class Tracing(Listener):
         self._end(trace, status, outcome)
 
     def _end(self, span: Span, status: int, outcome: Ending | Reason | None) -> None:
-        if status >= 500 or outcome in FAILED_ENDINGS:
+        if status >= 500 or outcome in FAILURES:
             span.set_status(Status(StatusCode.ERROR))
         span.end(self._ns(self._clock.now()))
 

@@ -6,15 +6,17 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 from opentelemetry.semconv import attributes
 from opentelemetry.semconv._incubating import attributes as incubating
 
 from proxy.core.errors import ConfigError
+from proxy.http.upstream.connection import ResponseMeter
 from proxy.lab.sim import Fault, FaultKind
 from proxy.telemetry import traces
 from tests.helpers.http.support import plain
@@ -192,6 +194,24 @@ async def test_a_refusal_is_a_span_with_its_reason() -> None:
     (span,) = collector.spans
     assert (span.trace, span.attributes["error.type"]) == (THEIRS[3:35], "unknown-model")
     assert span.attributes["http.response.status_code"] == 404
+
+
+async def test_a_defect_after_the_response_has_started_is_an_error_with_the_status_that_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with traced() as (s, collector):
+        monkeypatch.setattr(ResponseMeter, "finish", breaks)
+        body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with s.http.post(s.url + CHAT, json=body) as response:
+            with suppress(aiohttp.ClientError):  # the last bytes may be sent before
+                await response.read()
+        await collector.until(3)
+    server = by_kind(collector.spans, SERVER)
+    assert (response.status, server.attributes["http.response.status_code"]) == (200, 200)
+    assert (server.status, server.attributes["error.type"]) == (ERROR, "internal-error")
 
 
 async def test_a_prefill_attempt_is_a_span() -> None:
