@@ -258,9 +258,9 @@ IN_QUESTION = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"').search
 
 
 class DropUsage:
-    """Transform that removes the usage that kvlane requested. vLLM then sends a chunk with usage and without choices,
-    which contains the `system_fingerprint` that would otherwise be in the last chunk before it. So the last chunk waits
-    for the next one, which arrives at once. A stream of an engine that reports usage in chunks with choices, which it
+    """Transform that removes the usage that kvlane requested. Engines then send a chunk with usage and without choices,
+    which contains fields that would otherwise be in the last chunk before it (`_MOVED`). So the last chunk waits for
+    the next one, which arrives at once. A stream of an engine that reports usage in chunks with choices, which it
     does in every case, is unchanged."""
 
     __slots__ = ("_last", "_passes_all")
@@ -285,7 +285,7 @@ class DropUsage:
         has_usage = isinstance(fields.get("usage"), dict)
         if has_usage and fields.get("choices") == []:
             if last:
-                yield _stamped(last, fields.get("system_fingerprint"))
+                yield _with_moved(last, fields)
             return
         if last:
             yield last
@@ -325,11 +325,16 @@ def _within(body: bytes, wanted: dict[str, Any]) -> bytes | None:
     return None
 
 
-def _stamped(event: bytes, fingerprint: Any) -> bytes:
-    end = event.rfind(b"}")
-    if fingerprint is None or end < 0 or b'"system_fingerprint"' in event:
-        return event
-    return b'%b,"system_fingerprint":%b%b' % (event[:end], orjson.dumps(fingerprint), event[end:])
+_MOVED = ("system_fingerprint", "timings")
+"""Fields of the last chunk that vLLM and llama.cpp send in the chunk with usage instead."""
+
+
+def _with_moved(event: bytes, usage_fields: dict[str, Any]) -> bytes:
+    for name in _MOVED:
+        value, end = usage_fields.get(name), event.rfind(b"}")
+        if value is not None and end >= 0 and b'"%b"' % name.encode() not in event:
+            event = b'%b,"%b":%b%b' % (event[:end], name.encode(), orjson.dumps(value), event[end:])
+    return event
 
 
 _USAGE_VALUE = re.compile(rb'("usage"\s*:\s*)(' + FLAT_OBJECT + rb")")
