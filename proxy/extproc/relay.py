@@ -73,6 +73,7 @@ class EnvoyRelay(TrackedRelay):
         """The head of the pod's response."""
         self._is_sent = False
         """Whether the gateway has got the destination, which cannot change after that."""
+        self._prefill_sent = asyncio.Event()
         self._failure: RequestError | None = None
         """The error with which further attempts end, because Envoy cannot send the request again."""
 
@@ -108,9 +109,15 @@ class EnvoyRelay(TrackedRelay):
         """Return None: a gateway sends a request once, so there is no hedging."""
         return None
 
+    def stage_sent(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.PREFILL:
+            self._prefill_sent.set()
+
     # the request
 
     async def _send(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.DECODE:  # its request may name the prefill pod, which is final once it is sent
+            await self._prefill_sent.wait()
         request, client_request, stream = attempt.request, self._gateway_request, self._stream
         destination = ",".join(await self._destinations(attempt))
         body = body_for(attempt.endpoint, request.body)

@@ -79,6 +79,7 @@ class TrackedRelay(Relay):
                 attempt.sent_at = context.clock.now()
                 response = Collected(connection)
                 connection.send(response, head, body)
+                self.stage_sent(attempt)
                 try:
                     response_head, content = await self._whole(response, attempt, seconds)
                     break
@@ -129,6 +130,9 @@ class TrackedRelay(Relay):
     def _cancelled(self) -> Ending:
         """Return the ending of an attempt that is cancelled: by its client, or for another request or a stop."""
         return Ending.CLIENT_GONE if self.client_request.has_left else Ending.EVICTED
+
+    def stage_sent(self, attempt: Attempt) -> None:
+        """Receive an attempt of `collect` whose request was written to a connection of its pod."""
 
     def pass_on(self, attempt: Attempt, body: bytes) -> None:
         self.attempt = attempt

@@ -201,8 +201,8 @@ def test_usage_is_removed_and_the_fingerprint_moves_back() -> None:
 def test_timings_that_an_engine_sends_with_the_usage_move_back() -> None:
     timings = b',"timings":{"prompt_n":4,"prompt_ms":1.5}'
     last = event(finish="stop")
-    asked = usage(None).replace(b"}\n\n", timings + b"}\n\n")
-    assert taken(last, asked, DONE) == last.replace(b"}\n\n", timings + b"}\n\n") + DONE
+    with_timings = usage(None).replace(b"}\n\n", timings + b"}\n\n")
+    assert taken(last, with_timings, DONE) == last.replace(b"}\n\n", timings + b"}\n\n") + DONE
 
 
 def test_text_that_resembles_usage_stays() -> None:

@@ -719,7 +719,7 @@ def allowing(address: str) -> dict[str, Any]:
 @asynccontextmanager
 async def disaggregated(connector: ConnectorName) -> AsyncIterator[tuple[Stack, Any]]:
     """kvlane before two prefill and two decode pods, and a gRPC channel to it."""
-    given = {**sections(connector, "5s"), "extproc": {"host": "127.0.0.1", "port": 0, "fallbacks": 2}}
+    given = {**BLIND, **sections(connector, "5s"), "extproc": {"host": "127.0.0.1", "port": 0, "fallbacks": 2}}
     configs = [replace(SIM, role=role, connector=connector) for role in ROLES]
     async with (
         stack(4, configs, given, [{"role": role} for role in ROLES]) as s,
@@ -742,3 +742,22 @@ async def test_a_prefill_that_fails_after_the_destination_was_sent_ends_the_requ
         assert (await one.hear()).immediate_response.status.code == 502
         await one.end()
         await until(lambda: s.app.ledger.in_flight == 0)
+
+
+@pytest.mark.parametrize("connector", ["mooncake", "sglang", "nixl"])
+async def test_another_prefill_pod_is_tried_if_the_first_accepts_no_connection(connector: ConnectorName) -> None:
+    async with disaggregated(connector) as (s, channel):
+        gone, other = prefills(s)
+        await gone.kill()
+        for _ in range(4):
+            other.requests.clear()
+            one, _ = await destination_of(channel)
+            await until(lambda: bool(other.requests))
+            await one.say(response_headers={"headers": headers({":status": "200"}), "end_of_stream": True})
+            assert (await one.hear()).WhichOneof("kind") == "response_headers"
+            await one.end()
+            await until(lambda: s.app.ledger.in_flight == 0)
+        s.app.observer.flush()
+        failed = await s.sample('kvlane_attempts_total{ending="upstream-failed",endpoint="pod-0"}')
+        assert failed is not None
+        assert failed >= 1.0
