@@ -53,7 +53,7 @@ class RateLimiter(Admission):
         """Called with every charge: the meter, its running requests and the amounts."""
         self.shares: RoundShares | HostShares | None = None
         """Shares of a limit between the workers of this host, or between all processes of a deployment."""
-        self._workers, self._seat, self._news = 1, 0, 0.0
+        self._workers, self._seat, self._host_delay = 1, 0, 0.0
 
     def admit(self, request: InferenceRequest) -> MeteredRequest:
         identity = request.state.read(IDENTITY)
@@ -109,9 +109,9 @@ class RateLimiter(Admission):
                 tokens = _scarcer(tokens, meter.tokens, now)
         return [*_headers(_OF_REQUESTS, requests, now), *_headers(_OF_TOKENS, tokens, now)]
 
-    def set_worker(self, workers: int, seat: int, news: float) -> None:
-        """Set the place of this process among the workers of its host. `news`: seconds until other hosts know."""
-        self._workers, self._seat, self._news = workers, seat, news
+    def set_worker(self, workers: int, seat: int, host_delay: float) -> None:
+        """Set the place of this process among the workers of its host. `host_delay`: seconds until other hosts know."""
+        self._workers, self._seat, self._host_delay = workers, seat, host_delay
         self.set_hosts(1)
 
     def set_hosts(self, hosts: int) -> None:
@@ -120,7 +120,7 @@ class RateLimiter(Admission):
         if hosts == 1:
             self.shares = RoundShares(processes, self._seat) if processes > 1 else None
         elif not isinstance(self.shares, HostShares) or self.shares.processes != processes:
-            self.shares = HostShares(processes, self._news)
+            self.shares = HostShares(processes, self._host_delay)
 
     # reports of other workers
 
@@ -292,7 +292,7 @@ _OF_REQUESTS, _OF_TOKENS = (
 METERED: DataKey[MeteredRequest] = DataKey("MeteredRequest")
 
 
-NEWS = 0.02
+WORKER_DELAY = 0.02
 """Seconds after which all workers of a host know what one of them has admitted."""
 
 LONGEST = 0.5
@@ -327,18 +327,18 @@ class RoundShares:
     def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
         """Return the seconds until the next try; 0 if the request is admitted, which uses one of the share. The last
         admission anywhere was at `changed_at`."""
-        stretch = int(now / NEWS)
+        stretch = int(now / WORKER_DELAY)
         number = (stretch + 1) // 2
         if number != self._round:
             self._round = number
             self._parts.clear()
         part = self._parts.get(limit)
         if part is None:
-            if stretch % 2 and now - changed_at < NEWS:
-                return (stretch + 1) * NEWS - now
+            if stretch % 2 and now - changed_at < WORKER_DELAY:
+                return (stretch + 1) * WORKER_DELAY - now
             part = left // self._workers + ((number + self._seat) % self._workers < left % self._workers)
         self._parts[limit] = max(0, part - 1)
-        return 0.0 if part else 2 * (number + 1) * NEWS - now
+        return 0.0 if part else 2 * (number + 1) * WORKER_DELAY - now
 
 
 @final
@@ -352,11 +352,11 @@ class HostShares:
 
     patience = LONGEST
 
-    def __init__(self, processes: int, news: float, sleep: Sleep = asyncio.sleep) -> None:
-        """`news`: seconds until reports arrive, over a healthy store."""
+    def __init__(self, processes: int, delay: float, sleep: Sleep = asyncio.sleep) -> None:
+        """`delay`: seconds until reports arrive, over a healthy store."""
         self.sleep = sleep
         self.processes = processes
-        self._news = news
+        self._delay = delay
         self._parts: dict[Limit, tuple[float, int]] = {}
         """End of the share, and what must be left for the others."""
 
@@ -368,7 +368,7 @@ class HostShares:
             floor = left - max(1, left // self.processes)
         elif left <= floor:
             return until - now
-        self._parts[limit] = now + 2 * self._news, floor
+        self._parts[limit] = now + 2 * self._delay, floor
         return 0.0
 
     def _forget_old(self, now: float) -> None:

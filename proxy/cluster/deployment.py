@@ -30,7 +30,8 @@ from proxy.cluster.messages import (
 )
 from proxy.cluster.redis_transport import RedisConnection, StoreLost
 from proxy.cluster.replica import BEATS, Replica
-from proxy.cluster.settings import INTERVAL, ReplicaSettings
+from proxy.cluster.settings import ReplicaSettings
+from proxy.cluster.transport import STORE_INTERVAL
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import Clock, Random
 from proxy.core.tasks import Tasks, run_together
@@ -123,7 +124,7 @@ class Deployment:
         self._config = config
         self._received_by = replica.received if received is None else received
         self._connect = connect
-        self._gathered_for = 0.0 if received is None else INTERVAL
+        self._gathered_for = 0.0 if received is None else STORE_INTERVAL
         """Seconds to wait for more to send: workers publish one by one."""
         self._direct: StoreConnection | None = None
         """The connection for packets that are sent without waiting for more messages; None if messages are gathered
@@ -367,10 +368,10 @@ class Deployment:
         silence = self._clock.now() - self._echoed_at - self._settings.lease / BEATS
         return max(float(self.series.staleness.value), silence)
 
-    def _divided(self, hosts: int, rank: int, is_up: bool) -> None:
+    def _divided(self, hosts: int, position: int, is_up: bool) -> None:
         """Divide caps and limits by hosts, in all processes of this one."""
-        self._replica.divide(hosts, rank, is_up)
-        self._replica.publish_local(RecordKind.HOSTS, orjson.dumps((hosts, rank, is_up)))
+        self._replica.divide(hosts, position, is_up)
+        self._replica.publish_local(RecordKind.HOSTS, orjson.dumps((hosts, position, is_up)))
 
     def _show(self) -> None:
         known = self._replica.peers.hosts

@@ -162,9 +162,9 @@ class Peers:
 
 
 class Shares:
-    """The number of hosts that divide the caps, and the rank of this one. Hosts are ordered by id, so that all that
-    know the same hosts divide alike. `changed(hosts, rank, is_up)` is called when
-    the division, or whether the store can be reached, changes.
+    """The number of hosts that divide the caps, and the position of this one. Hosts are ordered by id, so that all that
+    know the same hosts divide alike. `changed(hosts, position, is_up)` is called when the division, or whether
+    the store can be reached, changes.
 
     Without the store the division does not change; with the policy `open` each host has all. When the store returns,
     the hosts of the previous division count for one more lease, because they return one after the other. `policy` is

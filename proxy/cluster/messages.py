@@ -56,7 +56,7 @@ class RecordKind(IntEnum):
     LEVELS = 8
     """Log levels by logger."""
     HOSTS = 9
-    """The number of hosts that divide the caps, the rank of this one, and whether the others can be reached."""
+    """The number of hosts that divide the caps, the position of this one, and whether the others can be reached."""
 
     # from a worker to the supervisor
     READY = 23
@@ -292,12 +292,12 @@ def read_question(body: bytes) -> tuple[bytes, float]:
 
 
 def hosts(body: bytes) -> tuple[int, int, bool]:
-    """Return the number of hosts, the rank of this one, and whether the others can be reached. Raises
+    """Return the number of hosts, the position of this one, and whether the others can be reached. Raises
     InvalidMessage."""
     match _json(body):
-        case [int(number), int(rank), bool(are_reached)] if 0 <= rank < number:
-            return number, rank, are_reached
-    raise InvalidMessage("hosts need a number and a rank below it")
+        case [int(number), int(position), bool(are_reached)] if 0 <= position < number:
+            return number, position, are_reached
+    raise InvalidMessage("hosts need a number and a position below it")
 
 
 def facts(body: bytes) -> tuple[str, str]:

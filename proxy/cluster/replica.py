@@ -29,9 +29,8 @@ from proxy.cluster.messages import (
 )
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.questions import Questions
-from proxy.cluster.settings import INTERVAL
 from proxy.cluster.shared import OwnLoads, PeerLoads, PodNumbers, Records, Shared, SharedLimits, SharedQueue
-from proxy.cluster.transport import LATER, PATIENCE, Batch, Link, Transport
+from proxy.cluster.transport import LATER, PATIENCE, STORE_INTERVAL, Batch, Link, Transport
 from proxy.core.endpoint import Endpoint
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import Clock
@@ -166,7 +165,7 @@ class Replica:
         self.publishes_memory = True
         """Whether this process publishes remembered state to all hosts; one process of each host does."""
         self.place = (1, 0)
-        """The number of hosts, and the rank of this one."""
+        """The number of hosts, and the position of this one among them."""
         self._are_hosts_reached = False
         self.roster = PodNumbers()
         self.own_loads = OwnLoads(self._batch.touch, self._batch.touch_later, self._batch.touch_soon, self.roster.get)
@@ -193,7 +192,7 @@ class Replica:
     def join(self, transport: Transport) -> None:
         """Join other hosts, as the only process of this one."""
         self.use(transport)
-        self._batch.pace(INTERVAL, PATIENCE, LATER)
+        self._batch.pace(STORE_INTERVAL, PATIENCE, LATER)
 
     def start(self) -> None:
         """Send heartbeats, and end leases."""
@@ -253,13 +252,13 @@ class Replica:
         """The number of hosts that spend from the limits, as far as they can be reached."""
         return self.place[0] if self._are_hosts_reached else 1
 
-    def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
+    def divide(self, hosts: int, position: int, are_reached: bool) -> None:
         """Divide caps and limits by the hosts of the deployment."""
-        self.place, self._are_hosts_reached = (hosts, rank), are_reached
+        self.place, self._are_hosts_reached = (hosts, position), are_reached
         for limits in self.state.of(SharedLimits):
             limits.set_hosts(self.spending_hosts)
         for queue in self.state.of(SharedQueue):
-            queue.divide(hosts, rank, are_reached)
+            queue.divide(hosts, position, are_reached)
 
     def send_state(self, to: bytes | None, memory: float) -> None:
         """Send the state in flight, and this share of the remembered state, to an address or to all."""

@@ -78,10 +78,6 @@ def _bracketed(host: str) -> str:
 
 NONE = "none"
 
-INTERVAL = 0.01
-"""Seconds for which messages are batched before they are published; up to five times as long while batches are
-small."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:

@@ -175,9 +175,9 @@ class SharedQueue(Shared):
         self.shared_caps.vanished(peer)
         self.changed()
 
-    def divide(self, hosts: int, rank: int, are_reached: bool) -> None:
+    def divide(self, hosts: int, position: int, are_reached: bool) -> None:
         """Divide the caps by hosts. Loans to and from hosts that are not reached do not count."""
-        self.shared_caps.place = (hosts, rank)
+        self.shared_caps.place = (hosts, position)
         if not are_reached:
             self.shared_caps.cut_off(FIRST_NUMBER)
         self.changed()
@@ -456,8 +456,8 @@ class SharedBreakers(Shared, BreakerPeers):
 
     def pause(self, endpoint: Endpoint) -> float:
         """Return the pause before this host may test a pod: each pod has a different host that tests first."""
-        hosts, rank = self.place()
-        return (crc32(endpoint.name.encode()) + rank) % hosts * TURN
+        hosts, position = self.place()
+        return (crc32(endpoint.name.encode()) + position) % hosts * TURN
 
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         entries = _entries(kind, body, str, str)

@@ -28,7 +28,7 @@ from proxy.cluster.shared import (
     SharedQueue,
     SharedSessions,
 )
-from proxy.cluster.transport import NEWS
+from proxy.cluster.transport import HOST_DELAY
 from proxy.config.load import ConfigReader
 from proxy.config.reload import Configurations
 from proxy.core.endpoint import Endpoint
@@ -112,7 +112,7 @@ class SharingApp(App):
             case ("flow-control", str(pool)), FlowControl():
                 return made, self._share_caps(pool, made)
             case "limits", RateLimiter():
-                made.set_worker(self._workers, self._seat, NEWS)
+                made.set_worker(self._workers, self._seat, HOST_DELAY)
                 made.set_hosts(replica.spending_hosts)
                 return made, SharedLimits(made, replica.publish)
         return made, None

@@ -241,7 +241,7 @@ class Supervisor:
     def _make_fleet(self) -> MirroredFleet:
         return MirroredFleet(
             self._clock,
-            lambda news, body: self._replica.publish(RecordKind(news), body),
+            lambda kind, body: self._replica.publish(RecordKind(kind), body),
             on_missed=lambda endpoint: self._series.scrape_failed(endpoint),
             on_moved=lambda endpoint: self._series.moved(endpoint),
             on_restarted=lambda endpoint: self._breakers.forget(endpoint),
@@ -289,8 +289,8 @@ class Supervisor:
 
     def _snapshot(self) -> Iterable[tuple[RecordKind, bytes]]:
         """Yield the records that a worker must have before it serves."""
-        for news, body in self.fleet.messages():
-            yield RecordKind(news), body
+        for kind, body in self.fleet.messages():
+            yield RecordKind(kind), body
         for pod in self.fleet.endpoints:
             if self._breakers.state(pod) == "open":
                 yield RecordKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)

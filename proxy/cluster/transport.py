@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 8 * 1024 * 1024
 """Bytes that may wait for a slow reader. Beyond this limit the oldest packets are dropped."""
 
-INTERVAL = 0.005
-"""Seconds for which a batch is gathered within a host."""
+LOCAL_INTERVAL, STORE_INTERVAL = 0.005, 0.01
+"""Seconds for which a batch is gathered, within a host and between hosts."""
 
 SOON = 0.002
 """Largest delay in seconds before other processes know of a dispatched long prompt."""
@@ -54,9 +54,9 @@ LATER = 0.1
 does not make placement worse (`bench/hearsay.py`)."""
 
 PATIENCE = 5.0
-"""Largest number of intervals for which a batch between hosts is gathered."""
+"""Largest number of intervals for which a batch between hosts is gathered, while batches are small."""
 
-NEWS = 0.1
+HOST_DELAY = 0.1
 """Largest delay in seconds of a message from a worker of one host to a worker of another."""
 
 SMOOTH = 0.1
@@ -261,7 +261,7 @@ class Batch:
         self._late: asyncio.TimerHandle | None = None
         self._late_at = math.inf
 
-    def pace(self, interval: float = INTERVAL, patience: float = 1.0, later: float = INTERVAL) -> None:
+    def pace(self, interval: float = LOCAL_INTERVAL, patience: float = 1.0, later: float = LOCAL_INTERVAL) -> None:
         self._later = later
         self._shortest, self._longest = interval, interval * patience
         self._interval = self._near = interval

@@ -26,7 +26,7 @@ from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import READ_MODELS, READ_POD, RELOAD, Setup, read_settings, write_locked
 from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
-from proxy.fleet.mirror import Mirror, News
+from proxy.fleet.mirror import MessageKind, Mirror
 from proxy.fleet.models import ROUND_EVERY, ModelReads
 from proxy.http.settings import PodTlsContexts
 from proxy.polling import Polling
@@ -142,7 +142,7 @@ class Worker(SharingApp):
 
     def _receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         if kind in (RecordKind.POD, RecordKind.METRICS, RecordKind.ROLL):
-            self.fleet.apply(News(kind), body)
+            self.fleet.apply(MessageKind(kind), body)
             if kind is RecordKind.ROLL:
                 self._knows_the_fleet.set()
         elif kind is RecordKind.STOPPING:

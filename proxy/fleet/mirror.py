@@ -17,7 +17,7 @@ from proxy.fleet.settings import DataParallelSettings, PodSettings
 from proxy.fleet.store import Fleet
 
 
-class News(IntEnum):
+class MessageKind(IntEnum):
     """The kinds of messages of an origin, with their numbers in `cluster.messages.RecordKind`. A message has the whole
     state of its subject, so repeating one is harmless.
 
@@ -31,11 +31,11 @@ class News(IntEnum):
     ROLL = 3
 
 
-Publish = Callable[[News, bytes], None]
+Publish = Callable[[MessageKind, bytes], None]
 
 
 class MirroredFleet(Fleet):
-    """A fleet that calls `publish(news, message)` after every change that a mirror needs."""
+    """A fleet that calls `publish(kind, message)` after every change that a mirror needs."""
 
     def __init__(self, clock: Clock, publish: Publish, **keys: Any) -> None:
         """`keys`: the keyword arguments of a fleet."""
@@ -44,13 +44,13 @@ class MirroredFleet(Fleet):
         self._restarts: dict[str, int] = {}
         self._published: dict[str, bytes] = {}
 
-    def messages(self) -> Iterator[tuple[News, bytes]]:
+    def messages(self) -> Iterator[tuple[MessageKind, bytes]]:
         """Yield the whole state, for a mirror that starts or has missed messages."""
         for record in self._records.values():
-            yield News.POD, self._pod(record)
+            yield MessageKind.POD, self._pod(record)
             for endpoint in record.endpoints:
-                yield News.METRICS, self._metrics(endpoint)
-        yield News.ROLL, self._roll()
+                yield MessageKind.METRICS, self._metrics(endpoint)
+        yield MessageKind.ROLL, self._roll()
 
     def restarted(self, endpoint: Endpoint) -> None:
         super().restarted(endpoint)
@@ -61,7 +61,7 @@ class MirroredFleet(Fleet):
     def refreshed(self, endpoint: Endpoint) -> None:
         if self._record_of(endpoint):
             super().refreshed(endpoint)
-            self._publish(News.METRICS, self._metrics(endpoint))
+            self._publish(MessageKind.METRICS, self._metrics(endpoint))
 
     def _update_state(self, record: PodRecord) -> None:
         super()._update_state(record)
@@ -75,14 +75,14 @@ class MirroredFleet(Fleet):
         super()._drop(record)
         self._restarts.pop(record.name, None)
         self._published.pop(record.name, None)
-        self._publish(News.ROLL, self._roll())
+        self._publish(MessageKind.ROLL, self._roll())
 
     def _publish_pod(self, record: PodRecord) -> None:
         """Publish the state of the pod if it has changed."""
         message = self._pod(record)
         if self._published.get(record.name) != message:
             self._published[record.name] = message
-            self._publish(News.POD, message)
+            self._publish(MessageKind.POD, message)
 
     def _pod(self, record: PodRecord) -> bytes:
         return orjson.dumps(
@@ -115,11 +115,11 @@ class Mirror(Fleet):
         super().__init__(clock, **keys)
         self._restarts: dict[str, int] = {}
 
-    def apply(self, news: News, message: bytes) -> None:
+    def apply(self, kind: MessageKind, message: bytes) -> None:
         values = orjson.loads(message)
-        if news is News.POD:
+        if kind is MessageKind.POD:
             self._apply_pod(values)
-        elif news is News.METRICS:
+        elif kind is MessageKind.METRICS:
             self._apply_metrics(values)
         else:
             self._apply_roll(values)

@@ -240,7 +240,7 @@ class SharedCaps:
     """All three as last published."""
     given: dict[str, Counter[str]] = field(init=False, default_factory=dict)
     place: tuple[int, int] = field(init=False, default=(1, 0))
-    """The number of hosts and the rank of this one."""
+    """The number of hosts and the position of this one."""
     _waiting: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)
     """The highest waiting priority of each peer, and since when it has admitted no request."""
     _names: dict[int, str] = field(init=False, default_factory=dict)
@@ -257,9 +257,9 @@ class SharedCaps:
 
     def part(self, cap: str, most: int) -> int:
         """Return this process's share of a cap. The remainder goes to different hosts for different caps."""
-        hosts, rank = self.place
+        hosts, position = self.place
         if hosts > 1:
-            most = _part(most, hosts, (rank + crc32(cap.encode())) % hosts)
+            most = _part(most, hosts, (position + crc32(cap.encode())) % hosts)
         return _part(most, self.workers, self.seat) + self._beyond[cap]
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.auth.limits import LONGEST, MANY, NEWS, HostShares, RoundShares
+from proxy.auth.limits import LONGEST, MANY, WORKER_DELAY, HostShares, RoundShares
 from proxy.core.errors import RateLimited
 from proxy.core.ports import IDENTITY
 from tests.unit.auth.test_limits import World
@@ -26,7 +26,7 @@ def lets_in(shares: RoundShares, left: int, now: float) -> bool:
 def test_together_they_grant_exactly_what_is_left(workers: int, left: int) -> None:
     for number in range(workers + 1):
         seats = [RoundShares(workers, seat) for seat in range(workers)]
-        times = [(2 * number - 0.9 + 1.8 * seat / workers + 2) * NEWS for seat in range(workers)]
+        times = [(2 * number - 0.9 + 1.8 * seat / workers + 2) * WORKER_DELAY for seat in range(workers)]
         let_in = [
             [lets_in(shares, left, now) for _ in range(left + 1)].count(True)
             for shares, now in zip(seats, times, strict=True)
@@ -37,18 +37,20 @@ def test_together_they_grant_exactly_what_is_left(workers: int, left: int) -> No
 
 def test_the_last_place_rotates() -> None:
     shares = RoundShares(2, 0)
-    let_in = [lets_in(shares, 1, 2 * number * NEWS) for number in range(4)]
+    let_in = [lets_in(shares, 1, 2 * number * WORKER_DELAY) for number in range(4)]
     assert sorted(let_in[:2]) == sorted(let_in[2:]) == [False, True]
 
 
 def test_a_process_that_used_its_part_waits_for_updates_of_the_others() -> None:
-    shares, now = RoundShares(2, 0), 100.25 * NEWS
+    shares, now = RoundShares(2, 0), 100.25 * WORKER_DELAY
     assert lets_in(shares, 2, now)
-    assert shares.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * NEWS)
+    assert shares.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * WORKER_DELAY)
     assert shares.pause(("key", "b", "requests"), 2, now, now) == 0.0
-    listening = 101.5 * NEWS
+    listening = 101.5 * WORKER_DELAY
     assert shares.pause(LIMIT, 2, listening, now) == 0.0, "nothing was granted for a while: no update is due"
-    assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - NEWS / 2) == pytest.approx(0.5 * NEWS)
+    assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - WORKER_DELAY / 2) == pytest.approx(
+        0.5 * WORKER_DELAY
+    )
 
 
 async def test_a_request_beyond_the_part_waits_and_is_granted_if_no_other_used_it() -> None:
@@ -81,7 +83,7 @@ async def test_what_others_used_meanwhile_is_not_granted() -> None:
             await world.ask()
 
 
-NEWS_OF_HOSTS = 0.1
+HOST_DELAY = 0.1
 
 
 def let_in_by(parts: HostShares, left: int, now: float) -> int:
@@ -96,13 +98,13 @@ def let_in_by(parts: HostShares, left: int, now: float) -> int:
 @pytest.mark.parametrize("left", [1, 7, 8, 60])
 def test_hosts_without_a_common_clock_grant_what_is_left_or_one_each(processes: int, left: int) -> None:
     """Each begins at a moment of its own, and hears of the others before it looks again."""
-    seats, let_in = [HostShares(processes, NEWS_OF_HOSTS) for _ in range(processes)], 0
+    seats, let_in = [HostShares(processes, HOST_DELAY) for _ in range(processes)], 0
     for number in range(100):
         known = left - let_in
         if known < 1:
             break
         for seat, parts in enumerate(seats):
-            let_in += let_in_by(parts, known, (number + 0.9 * seat / processes) * NEWS_OF_HOSTS * 1.01)
+            let_in += let_in_by(parts, known, (number + 0.9 * seat / processes) * HOST_DELAY * 1.01)
     assert left <= let_in < left + processes
 
 
@@ -127,15 +129,15 @@ def test_a_share_does_not_end_before_the_grants_of_others_are_known(bursts: list
 def test_hosts_exceed_a_limit_by_less_than_one_request_each(
     processes: int, left: int, bursts: list[tuple[int, int, int]]
 ) -> None:
-    steps = [(0.05 * NEWS_OF_HOSTS * step, seat % processes, size) for step, seat, size in sorted(bursts)]
+    steps = [(0.05 * HOST_DELAY * step, seat % processes, size) for step, seat, size in sorted(bursts)]
     assert granted(processes, left, steps) < left + processes
 
 
 def granted(processes: int, left: int, bursts: list[tuple[float, int, int]]) -> int:
-    """Return how many requests the processes grant together. Each knows of the others after 0.99 NEWS_OF_HOSTS."""
-    seats, grants = [HostShares(processes, NEWS_OF_HOSTS) for _ in range(processes)], list[tuple[float, int]]()
+    """Return how many requests the processes grant together. Each knows of the others after 0.99 HOST_DELAY."""
+    seats, grants = [HostShares(processes, HOST_DELAY) for _ in range(processes)], list[tuple[float, int]]()
     for now, seat, size in bursts:
-        known = left - sum(by == seat or at + 0.99 * NEWS_OF_HOSTS <= now for at, by in grants)
+        known = left - sum(by == seat or at + 0.99 * HOST_DELAY <= now for at, by in grants)
         for _ in range(size):
             if known < 1 or seats[seat].pause(LIMIT, known, now, LONG_AGO) > 0.0:
                 break
@@ -145,17 +147,17 @@ def granted(processes: int, left: int, bursts: list[tuple[float, int, int]]) -> 
 
 
 def test_a_part_is_one_until_the_others_must_have_received_the_update() -> None:
-    parts = HostShares(2, NEWS_OF_HOSTS)
+    parts = HostShares(2, HOST_DELAY)
     assert let_in_by(parts, 4, 0.0) == 2
-    assert parts.pause(LIMIT, 2, 0.25 * NEWS_OF_HOSTS, 0.0) == pytest.approx(1.75 * NEWS_OF_HOSTS)
-    assert parts.pause(("key", "b", "requests"), 2, 0.25 * NEWS_OF_HOSTS, 0.0) == 0.0
-    assert parts.pause(LIMIT, 2, 2 * NEWS_OF_HOSTS, 0.0) == 0.0
+    assert parts.pause(LIMIT, 2, 0.25 * HOST_DELAY, 0.0) == pytest.approx(1.75 * HOST_DELAY)
+    assert parts.pause(("key", "b", "requests"), 2, 0.25 * HOST_DELAY, 0.0) == 0.0
+    assert parts.pause(LIMIT, 2, 2 * HOST_DELAY, 0.0) == 0.0
 
 
 def test_limits_without_recent_requests_use_no_memory() -> None:
-    parts = HostShares(2, NEWS_OF_HOSTS)
+    parts = HostShares(2, HOST_DELAY)
     for number in range(3 * MANY):
-        parts.pause(("key", str(number), "requests"), 9, number * NEWS_OF_HOSTS, LONG_AGO)
+        parts.pause(("key", str(number), "requests"), 9, number * HOST_DELAY, LONG_AGO)
     assert len(parts._parts) <= MANY
 
 
@@ -167,7 +169,7 @@ def wait_with_hosts(hosts: int, world: World) -> list[float]:
         slept.append(seconds)
         world.clock.advance(seconds)
 
-    world.limiter.set_worker(1, 0, NEWS_OF_HOSTS)
+    world.limiter.set_worker(1, 0, HOST_DELAY)
     world.limiter.set_hosts(hosts)
     assert isinstance(world.limiter.shares, HostShares)
     world.limiter.shares.sleep = sleep
@@ -192,7 +194,7 @@ async def test_with_very_many_hosts_waits_are_short() -> None:
     await world.ask()
     assert not slept
     await world.ask()
-    assert LONGEST <= sum(slept) < LONGEST + 2 * NEWS_OF_HOSTS
+    assert LONGEST <= sum(slept) < LONGEST + 2 * HOST_DELAY
 
 
 async def test_without_competition_no_request_waits() -> None:
@@ -206,10 +208,10 @@ async def test_without_competition_no_request_waits() -> None:
 
 def test_limits_are_divided_while_other_processes_are_known() -> None:
     limiter, kinds = World(requests_per_minute=4).limiter, list[tuple[type, int]]()
-    limiter.set_worker(2, 0, NEWS_OF_HOSTS)
+    limiter.set_worker(2, 0, HOST_DELAY)
     for hosts in (1, 3, 2, 1):
         limiter.set_hosts(hosts)
         kinds.append((type(limiter.shares), getattr(limiter.shares, "processes", 0)))
     assert kinds == [(RoundShares, 0), (HostShares, 6), (HostShares, 4), (RoundShares, 0)]
-    limiter.set_worker(1, 0, NEWS_OF_HOSTS)
+    limiter.set_worker(1, 0, HOST_DELAY)
     assert limiter.shares is None

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, PodTls
 from proxy.core.ports import ManualClock
-from proxy.fleet.mirror import Mirror, MirroredFleet, News
+from proxy.fleet.mirror import MessageKind, Mirror, MirroredFleet
 from proxy.fleet.settings import PodSettings
 
 METRICS = Metrics(
@@ -34,9 +34,9 @@ class Pair:
 
     def __init__(self) -> None:
         self.clock, self.other_clock = ManualClock(100.0), ManualClock(5000.0)
-        self.published: list[tuple[News, bytes]] = []
+        self.published: list[tuple[MessageKind, bytes]] = []
         self.events: list[tuple[str, str]] = []
-        self.origin = MirroredFleet(self.clock, lambda news, record: self.published.append((news, record)))
+        self.origin = MirroredFleet(self.clock, lambda kind, record: self.published.append((kind, record)))
         self.mirror = Mirror(
             self.other_clock,
             on_ready=lambda endpoint: self.events.append(("ready", endpoint.name)),
@@ -45,14 +45,14 @@ class Pair:
         )
 
     def tell(self) -> None:
-        for news, record in self.published:
-            self.mirror.apply(news, record)
+        for kind, record in self.published:
+            self.mirror.apply(kind, record)
         self.published.clear()
 
     def tell_all(self) -> None:
         self.published.clear()
-        for news, record in self.origin.messages():
-            self.mirror.apply(news, record)
+        for kind, record in self.origin.messages():
+            self.mirror.apply(kind, record)
 
     def ready(self, name: str, **keys: object) -> Endpoint:
         endpoint = self.origin.add(pod(name, **keys))
@@ -152,8 +152,8 @@ def test_a_restart_is_received_once_and_not_by_later_mirrors() -> None:
     pair.tell_all()
     assert pair.events == [("ready", "a"), ("restarted", "a")]
     late = Pair()
-    for news, record in pair.origin.messages():
-        late.mirror.apply(news, record)
+    for kind, record in pair.origin.messages():
+        late.mirror.apply(kind, record)
     assert late.events == [("ready", "a")]
 
 
@@ -182,13 +182,13 @@ def test_unchanged_values_are_not_published() -> None:
 
 
 @pytest.mark.parametrize("record", [b"", b"{]", b"{}", b"[1]", b'{"pod":{},"contact":"ready","restarts":0}'])
-@pytest.mark.parametrize("news", [News.POD, News.METRICS])
-def test_malformed_records_are_refused_and_change_nothing(news: News, record: bytes) -> None:
+@pytest.mark.parametrize("kind", [MessageKind.POD, MessageKind.METRICS])
+def test_malformed_records_are_refused_and_change_nothing(kind: MessageKind, record: bytes) -> None:
     pair = Pair()
     pair.ready("a")
     pair.tell()
     with pytest.raises((ValueError, KeyError, TypeError)):
-        pair.mirror.apply(news, record)
+        pair.mirror.apply(kind, record)
     assert [endpoint.name for endpoint in pair.mirror.ready] == ["a"]
 
 
@@ -215,7 +215,7 @@ def test_ejections_at_an_origin_do_not_change_the_reported_state() -> None:
     endpoint = pair.ready("a")
     pair.tell()
     pair.origin.eject(endpoint, "ill")
-    assert [news for news, _ in pair.published] == []
+    assert [kind for kind, _ in pair.published] == []
 
 
 def test_a_mirror_applies_the_panic_threshold_when_pods_come_and_go() -> None:

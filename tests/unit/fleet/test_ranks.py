@@ -207,8 +207,8 @@ def test_a_mirror_has_the_ranks_of_the_origin_and_their_metrics() -> None:
     assert names(mirror.endpoints_for("m")) == ["a/0", "a/1", "a/2"]
     assert [each.view.waiting for each in mirror.endpoints_for("m")] == [0, 4, 0]
     late = Mirror(clock)
-    for news, message in origin.messages():
-        late.apply(news, message)
+    for kind, message in origin.messages():
+        late.apply(kind, message)
     assert [(each.name, each.view.waiting) for each in late.endpoints] == [("a/0", 0), ("a/1", 4), ("a/2", 0)]
     origin.ranks_seen(first_rank, 2)
     assert names(mirror.endpoints) == ["a/0", "a/1"]

@@ -9,7 +9,7 @@ import pytest
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import ManualClock
 from proxy.fleet.dialects import DIALECTS
-from proxy.fleet.mirror import Mirror, MirroredFleet, News
+from proxy.fleet.mirror import MessageKind, Mirror, MirroredFleet
 from proxy.fleet.scrape import parse
 from tests.unit.fleet.test_store import Calls, state
 
@@ -81,9 +81,9 @@ def test_mirrors_know_sleeping_pods() -> None:
     clock = ManualClock()
     mirror = Mirror(clock)
     calls = Calls()
-    calls.fleet = MirroredFleet(clock, lambda news, record: mirror.apply(news, record))
+    calls.fleet = MirroredFleet(clock, lambda kind, record: mirror.apply(kind, record))
     endpoint = calls.ready("a", "m")
-    mirror.apply(News.ROLL, b'["a"]')
+    mirror.apply(MessageKind.ROLL, b'["a"]')
     assert [pod.name for pod in mirror.endpoints_for("m")] == ["a"]
     sleep(calls, endpoint)
     assert mirror.endpoints_for("m") == ()
