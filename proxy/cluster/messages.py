@@ -77,8 +77,8 @@ class RecordKind(IntEnum):
     LOAD = 17
     MOVES = 18
     """Reservations that the sender made and settled in a prefix index."""
-    REMEMBERS = 19
-    """The sender has remembered state, such as prefixes."""
+    HAS_LASTING = 19
+    """The sender has lasting state, such as prefixes."""
     FORGET = 20
     MEMORY = 21
     SESSIONS = 26
@@ -124,13 +124,13 @@ class PacketKind(IntEnum):
     BEAT = 2
     """A heartbeat. The body is empty, or has the name and the configuration of the host."""
     HELLO = 3
-    """As BEAT; the sender joins, or may have missed packets: send it the state in flight."""
+    """As BEAT; the sender joins, or may have missed packets: send it the current state."""
     BYE = 4
-    """The sender has ended: drop its state in flight."""
+    """The sender has ended: drop its current state."""
     ASK = 5
-    """Send the state in flight, and a share of the remembered state, to an address."""
+    """Send the current state, and a share of the lasting state, to an address."""
     STATE = 6
-    """Records of state in flight, or of remembered state, with the number of the sender's last numbered packet."""
+    """Records of current state, or of lasting state, with the number of the sender's last numbered packet."""
     LOCAL = 7
     """Records for all processes of the host."""
     DIRECT = 8
@@ -279,13 +279,13 @@ _FEW = [Struct(f"={count}Q").pack for count in range(FEW)]
 _ASK = Struct(f"<{ID_BYTES}sf")
 
 
-def question(to: bytes, memory: float) -> bytes:
+def question(to: bytes, lasting: float) -> bytes:
     """Return the body of an ASK."""
-    return _ASK.pack(to, memory)
+    return _ASK.pack(to, lasting)
 
 
 def read_question(body: bytes) -> tuple[bytes, float]:
-    """Return the address to send to, and the share of the remembered state, from 0 to 1. Raise InvalidMessage."""
+    """Return the address to send to, and the share of the lasting state, from 0 to 1. Raise InvalidMessage."""
     if len(body) != _ASK.size or not 0.0 <= (found := _ASK.unpack(body))[1] <= 1.0:
         raise InvalidMessage("a question needs an address and a share")
     return found[0], found[1]

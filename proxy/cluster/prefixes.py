@@ -273,7 +273,7 @@ class SharedIndex(PrefixIndex, Shared):
         self._journal.publish_whole_chains()
         self._whole_at = self._now() + WHOLE_CHAINS_EVERY
 
-    def in_flight(self) -> Records:
+    def current(self) -> Records:
         """Yield MOVES of all reservations that are not settled."""
         own = [
             (reservation, *published) for reservation, all_published in self._own.items() for published in all_published
@@ -286,7 +286,7 @@ class SharedIndex(PrefixIndex, Shared):
             moves.pods = positions.pods
             yield RecordKind.MOVES, moves.packed(self._tag)
 
-    def memory(self, share: float) -> Records:
+    def lasting(self, share: float) -> Records:
         """Yield MEMORY of the chains that were confirmed last, oldest first."""
         for number, packed in self._journal.latest(int(share * JOURNAL_BYTES)):
             endpoint = self._find(number)

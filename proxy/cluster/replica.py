@@ -43,10 +43,10 @@ SLICE = 32 * 1024
 """Bytes of a snapshot that are sent and applied without a pause: about a millisecond of work."""
 
 PART = 4 * 1024 * 1024
-"""Largest size in bytes of a packet with state in flight."""
+"""Largest size in bytes of a packet with current state."""
 
 ALL, MISSED, RELOADED = 1.0, 0.1, 0.01
-"""Shares of the remembered state: for a process that joins, for processes that may have missed some of it, and for a
+"""Shares of the lasting state: for a process that joins, for processes that may have missed some of it, and for a
 process that shares a value since its reload, which asks all others."""
 
 BEATS = 5
@@ -97,17 +97,17 @@ class SharedState:
             value.receive(peer, kind, body)
         return bool(values)
 
-    def memory(self, share: float) -> Records:
+    def lasting(self, share: float) -> Records:
         for value in self.values:
-            yield from value.memory(share)
+            yield from value.lasting(share)
 
 
 class Replica:
     """A process among its peers, with any transport. The owner adds the shared values to `state`.
 
-    A process that joins sends HELLO, and every peer replies with its state in flight; the first peer with remembered
+    A process that joins sends HELLO, and every peer replies with its current state; the first peer with lasting
     state, such as prefixes, is asked for that as well. Packets to all are numbered: a process that misses one asks its
-    sender for the state in flight. That is published in absolute numbers, and dropped when its sender sends BYE or was
+    sender for the current state. That is published in absolute numbers, and dropped when its sender sends BYE or was
     not received for a lease.
     """
 
@@ -151,10 +151,10 @@ class Replica:
         self._tasks = Tasks()
         self._logs = LogLimit()
         self._snapshots: dict[bytes | None, float | None] = {}
-        """Snapshots that are being sent, by receiver: the part of the remembered state that it requests in another
+        """Snapshots that are being sent, by receiver: the part of the lasting state that it requests in another
         snapshot; None if it requests no other."""
         self._transport: Transport
-        self._wants_memory = False
+        self._wants_lasting = False
         self.peers = Peers(self.host, clock, lease * (1 - 2 / CHECKS), self._gone)
         self.facts: Callable[[], bytes] = bytes
         """Returns the body of a BEAT."""
@@ -162,8 +162,8 @@ class Replica:
         """Called when a packet of a peer was missed."""
         self.checked: Callable[[float], None] = lambda late: None
         """Called after each check of the leases, with the seconds for which this process was blocked."""
-        self.publishes_memory = True
-        """Whether this process publishes remembered state to all hosts; one process of each host does."""
+        self.publishes_lasting = True
+        """Whether this process publishes lasting state to all hosts; one process of each host does."""
         self.place = (1, 0)
         """The number of hosts, and the position of this one among them."""
         self._are_hosts_reached = False
@@ -175,7 +175,8 @@ class Replica:
         self.state.put(loads=[self.peer_loads])
         self.questions = Questions(self._send_direct)
         self.publish = self._batch.add
-        """Send a record with the next batch: to all, or from a supervisor to its workers."""
+        """Send a record with the next batch: to all, or from a supervisor to its workers. Other hosts ignore kinds
+        outside SHARED."""
         self.touch_later, self.flush = self._batch.touch_later, self._batch.flush
 
     def use(self, transport: Transport) -> None:
@@ -201,9 +202,9 @@ class Replica:
 
     def hello(self) -> None:
         """Join, or join again: peers may have missed what was published."""
-        self._wants_memory = True
+        self._wants_lasting = True
         self._send(PacketKind.HELLO, self.facts())
-        self.send_state(None, MISSED if self.publishes_memory else 0.0)
+        self.send_state(None, MISSED if self.publishes_lasting else 0.0)
 
     def bye(self) -> None:
         self._batch.flush()
@@ -260,13 +261,13 @@ class Replica:
         for queue in self.state.of(SharedQueue):
             queue.divide(hosts, position, are_reached)
 
-    def send_state(self, to: bytes | None, memory: float) -> None:
-        """Send the state in flight, and this share of the remembered state, to an address or to all."""
+    def send_state(self, to: bytes | None, lasting: float) -> None:
+        """Send the current state, and this share of the lasting state, to an address or to all."""
         if to in self._snapshots:
-            self._snapshots[to] = max(memory, self._snapshots[to] or 0.0)
+            self._snapshots[to] = max(lasting, self._snapshots[to] or 0.0)
         else:
             self._snapshots[to] = None
-            self._tasks.start(self._send_snapshots(to, memory), "snapshot")
+            self._tasks.start(self._send_snapshots(to, lasting), "snapshot")
 
     # Called by the transport.
 
@@ -294,10 +295,10 @@ class Replica:
         if packet_kind is PacketKind.BYE:
             self.peers.forget(peer)
         elif packet_kind is PacketKind.ASK:
-            to, memory = messages.read_question(packet.body)
+            to, lasting = messages.read_question(packet.body)
             if not to.startswith(peer.host):
                 raise InvalidMessage("a process asks for another host")
-            self.send_state(to, memory)
+            self.send_state(to, lasting)
         elif packet_kind is PacketKind.BEAT or packet_kind is PacketKind.HELLO:
             if packet.body:
                 peer.name, peer.config = messages.facts(packet.body)
@@ -310,11 +311,11 @@ class Replica:
 
     def _welcome(self, peer: Peer) -> None:
         """Reply to HELLO. The supervisor of this host sends it when the store is reached again: then all hosts need the
-        state in flight. The supervisor of another host sends it for all of its workers."""
+        current state. The supervisor of another host sends it for all of its workers."""
         if not peer.is_supervisor:
             self.send_state(peer.id, 0.0)
         elif peer.is_local:
-            self.send_state(None, MISSED if self.publishes_memory else 0.0)
+            self.send_state(None, MISSED if self.publishes_lasting else 0.0)
         else:
             self.send_state(peer_id(peer.host, ALL_PEERS), 0.0)
 
@@ -324,9 +325,9 @@ class Replica:
         if kind is RecordKind.RESET:
             for value in self.state.values:
                 value.reset(peer.number)
-        elif kind is RecordKind.REMEMBERS:
-            if self._wants_memory:
-                self._wants_memory = False
+        elif kind is RecordKind.HAS_LASTING:
+            if self._wants_lasting:
+                self._wants_lasting = False
                 self._send(PacketKind.ASK, messages.question(self._reply_to, ALL), peer.id)
         elif kind is RecordKind.HOSTS and peer.is_supervisor:
             self.divide(*messages.hosts(body))
@@ -340,13 +341,13 @@ class Replica:
             value.vanished(peer)
         self.questions.forget(peer)
 
-    def _in_flight(self, to: bytes | None) -> Records:
+    def _current(self, to: bytes | None) -> Records:
         if to is not None and to.startswith(self.host):
             yield from self._snapshot()  # first, because ejections of unknown pods are lost
         for value in self.state.values:
-            yield from value.in_flight()
-        if to is not None and next(iter(self.state.memory(ALL)), None) is not None:
-            yield RecordKind.REMEMBERS, b""
+            yield from value.current()
+        if to is not None and next(iter(self.state.lasting(ALL)), None) is not None:
+            yield RecordKind.HAS_LASTING, b""
 
     def _send(self, kind: PacketKind, body: bytes, to: bytes | None = None) -> None:
         if to is None and kind is not PacketKind.LOCAL:
@@ -363,33 +364,33 @@ class Replica:
         self._send(PacketKind.NEWS if to is None else PacketKind.STATE, b"".join(batch), to)
         batch.clear()
 
-    async def _send_snapshots(self, to: bytes | None, memory: float | None) -> None:
+    async def _send_snapshots(self, to: bytes | None, lasting: float | None) -> None:
         """Send snapshots to a receiver. All its requests meanwhile are served by one further snapshot."""
         try:
-            while memory is not None:
-                await self._send_snapshot(to, memory)
-                memory, self._snapshots[to] = self._snapshots[to], None
+            while lasting is not None:
+                await self._send_snapshot(to, lasting)
+                lasting, self._snapshots[to] = self._snapshots[to], None
         finally:
             del self._snapshots[to]
 
-    async def _send_snapshot(self, to: bytes | None, memory: float) -> None:
-        """Send the state in flight without a pause, and the remembered state in slices. The current batch is sent
+    async def _send_snapshot(self, to: bytes | None, lasting: float) -> None:
+        """Send the current state without a pause, and the lasting state in slices. The current batch is sent
         first, because the announcement of a reservation must not follow a snapshot that contains it."""
         self._batch.flush()
         for index in self.state.indexes:
             index.publish_whole_chains()
         size, batch = 0, [record(RecordKind.RESET, b"")]
-        for kind, body in self._in_flight(to):
+        for kind, body in self._current(to):
             batch.append(record(kind, body))
             size += len(body)
             if size >= PART:
                 self._send_part(batch, to)
                 size = 0
         self._send_part(batch, to)
-        if not memory:
+        if not lasting:
             return
         size = 0
-        for kind, body in self.state.memory(memory):
+        for kind, body in self.state.lasting(lasting):
             batch.append(record(kind, body))
             size += len(body)
             if size >= SLICE:

@@ -64,18 +64,19 @@ class Shared:
         raise NotImplementedError
 
     def reset(self, peer: int) -> None:
-        """Drop the state in flight of the peer, which publishes all of it again."""
+        """Drop the current state of the peer, which publishes all of it again."""
         self.vanished(peer)
 
     def vanished(self, peer: int) -> None:
-        """Drop the state in flight of a peer that has left."""
+        """Drop the current state of a peer that has left."""
 
-    def in_flight(self) -> Records:
-        """Return the records for a process that has joined or missed a message."""
+    def current(self) -> Records:
+        """Return all current state of this process, for a peer that has joined or missed a message. What does not
+        outlive this process is dropped by `vanished`."""
         return ()
 
-    def memory(self, share: float) -> Records:
-        """Return the most recent part of the remembered state of this process."""
+    def lasting(self, share: float) -> Records:
+        """Return the most recent part of the lasting state of this process. Peers keep it when this process is gone."""
         return ()
 
 
@@ -131,7 +132,7 @@ class SharedEjections(Shared):
     def vanished(self, peer: int) -> None:
         self.apply(peer, {})
 
-    def in_flight(self) -> Records:
+    def current(self) -> Records:
         yield RecordKind.EJECTIONS, self._packed()
 
     def _packed(self) -> bytes:
@@ -182,7 +183,7 @@ class SharedQueue(Shared):
             self.shared_caps.cut_off(FIRST_NUMBER)
         self.changed()
 
-    def in_flight(self) -> Records:
+    def current(self) -> Records:
         own = self.shared_caps
         yield RecordKind.WAITING, self.packed(self.pool, own.name, own.published, own.since, own.given, own.wants)
 
@@ -333,7 +334,7 @@ class PeerLoads(Shared):
                 pod.put(peer, 0, 0)
                 self._tell(number, pod, 0)
 
-    def in_flight(self) -> Records:
+    def current(self) -> Records:
         if own := self._own():
             yield RecordKind.LOAD, own
 
@@ -413,7 +414,7 @@ class SharedSessions(Shared):
             if tag == self._tag and (endpoint := self.find(pod)) is not None:
                 self.table.receive(key, endpoint, now - age)
 
-    def memory(self, share: float) -> Records:
+    def lasting(self, share: float) -> Records:
         now = self.clock.now()
         recent = self.table.recent(int(share * MOST_SESSIONS))
         yield from _packed(
@@ -506,7 +507,7 @@ class SharedDrains(Shared):
                 self.known[key] = changes
                 self._apply(name)
 
-    def in_flight(self) -> Records:
+    def current(self) -> Records:
         yield RecordKind.DRAINS, orjson.dumps([(*key, changes) for key, changes in self.known.items()])
 
     def added(self, endpoint: Endpoint) -> None:
@@ -563,11 +564,11 @@ class SharedLimits(Shared):
     def vanished(self, peer: int) -> None:
         self.limiter.vanished(peer)
 
-    def in_flight(self) -> Records:
+    def current(self) -> Records:
         """Return the records of keys and tenants with running requests here."""
         return _packed(RecordKind.USED, [entry for entry in self.limiter.known() if entry[1]])
 
-    def memory(self, share: float) -> Records:
+    def lasting(self, share: float) -> Records:
         """Return all records, because a dropped one would let its limit be spent again."""
         return _packed(RecordKind.USED, self.limiter.known())
 

@@ -73,7 +73,7 @@ class SharingApp(App):
             lease=self._settings.replicas.lease,
             beat_every=self._beat_every,
         )
-        replica.publishes_memory = self._seat == 0
+        replica.publishes_lasting = self._seat == 0
         return replica
 
     def _receive(self, peer: int, kind: RecordKind, body: bytes) -> None:

@@ -464,7 +464,7 @@ class HostOfMany:
 
     async def join(self, number: int) -> Member:
         member = self.members[number] = Member(peer_id(self.broker.host, number), lease=self.lease)
-        member.replica.publishes_memory = number == 1
+        member.replica.publishes_lasting = number == 1
         ours, theirs = socket.socketpair()
         await self.broker.attach(number, ours)
         await member.replica.connect(theirs)

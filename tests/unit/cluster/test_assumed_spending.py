@@ -82,7 +82,7 @@ class Operated:
 
     def hear(self, other: Operated) -> None:
         """What the other sends to who joins."""
-        for kind, body in other.shared.in_flight():
+        for kind, body in other.shared.current():
             self.shared.receive(1, kind, body)
 
     @property

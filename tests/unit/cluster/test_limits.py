@@ -102,7 +102,7 @@ async def test_a_new_worker_gets_the_state_and_a_repeated_state_changes_nothing(
     first.peers = [second]
     async with first.running():
         for _ in range(2):
-            for kind, body in [*first.shared.in_flight(), *first.shared.memory(1.0)]:
+            for kind, body in [*first.shared.current(), *first.shared.lasting(1.0)]:
                 third.shared.receive(first.number, kind, body)
         async with third.running():
             with pytest.raises(RateLimited, match="at the same time"):
@@ -115,8 +115,8 @@ async def test_a_new_worker_gets_the_state_and_a_repeated_state_changes_nothing(
 async def test_only_running_requests_are_in_flight() -> None:
     first, _ = host(requests_per_minute=3)
     await first.ask()
-    assert list(first.shared.in_flight()) == []
-    assert len(list(first.shared.memory(1.0))) == 1
+    assert list(first.shared.current()) == []
+    assert len(list(first.shared.lasting(1.0))) == 1
 
 
 async def test_charges_count_while_only_one_worker_has_reloaded_other_limits_of_a_key() -> None:

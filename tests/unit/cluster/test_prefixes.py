@@ -131,9 +131,9 @@ def test_a_new_peer_gets_confirmed_and_reserved_blocks() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     here.reserve([1, 2, 9])
     here.published.clear()
-    for kind, body in here.index.in_flight():
+    for kind, body in here.index.current():
         joins.index.receive(1, kind, body)
-    for kind, body in here.index.memory(1.0):
+    for kind, body in here.index.lasting(1.0):
         joins.index.receive(1, kind, body)
     for chain in ([1, 2, 3], [1, 2, 9], [5, 6]):
         assert joins.match(chain) == here.match(chain) != {}
@@ -146,7 +146,7 @@ def test_dropped_blocks_are_not_published() -> None:
     here.index.confirm(here.reserve([1, 2, 3]))
     here.published.clear()
     here.index.forget(here.pods["a"])
-    assert list(here.index.memory(1.0)) == []
+    assert list(here.index.lasting(1.0)) == []
 
 
 def test_a_repeated_announcement_is_settled_at_once() -> None:
@@ -190,7 +190,7 @@ def test_a_prompt_that_extends_a_known_one_is_published_from_there() -> None:
         here.index.confirm(reservation)
         attempt(here, there)
     assert sizes[1] == sizes[2] == sizes[0] - 8 * (30 - 6)
-    assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
+    assert list(there.index.lasting(1.0)) == list(here.index.lasting(1.0))
     there.index.vanished(1)
     assert there.match(turns[-1]) == {"a": 40}
 
@@ -203,7 +203,7 @@ def test_a_peer_that_joined_in_between_gets_the_whole_prompt() -> None:
     attempt(here, joins)
     assert joins.match([1, 2, 3, 4]) == {}
     here.index.publish_whole_chains()
-    for kind, body in here.index.in_flight():
+    for kind, body in here.index.current():
         joins.index.receive(1, kind, body)
     assert joins.match([1, 2, 3, 4]) == {"a": 4}
     here.reserve([1, 2, 3, 5])
@@ -242,7 +242,7 @@ def test_a_truncated_chain_is_refused(kind: RecordKind, cut: int) -> None:
     here, there = Peer(1), Peer(2)
     here.index.confirm(here.reserve([1, 2, 3]))
     ((_, moves),) = here.published
-    body = moves if kind is RecordKind.MOVES else next(iter(here.index.memory(1.0)))[1]
+    body = moves if kind is RecordKind.MOVES else next(iter(here.index.lasting(1.0)))[1]
     with pytest.raises(InvalidMessage):
         there.index.receive(1, kind, body[:-cut])
     assert there.match([1, 2, 3]) == {}
@@ -276,7 +276,7 @@ def test_a_reservation_that_ends_within_a_batch_is_known_as_if_published_at_once
     attempt(here, there)
     assert there.match([1, 2, 3, 7]) == {"a": 4}
     assert there.match([4, 5, 6]) == {}
-    assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
+    assert list(there.index.lasting(1.0)) == list(here.index.lasting(1.0))
 
 
 def test_reservations_before_a_reset_are_published_before_it() -> None:
@@ -310,7 +310,7 @@ def test_a_known_prompt_is_published_by_its_end() -> None:
     attempt(here, there)
     here.index.confirm(again)
     attempt(here, there)
-    assert list(there.index.memory(1.0)) == list(here.index.memory(1.0))
+    assert list(there.index.lasting(1.0)) == list(here.index.lasting(1.0))
 
 
 def test_several_prompts_of_a_request_are_published_and_settled_together() -> None:

@@ -74,7 +74,7 @@ def test_a_new_worker_gets_sessions_with_their_times() -> None:
     one.clock.advance(60.0)
     one.bind("0", "b")
     late.clock.advance(500.0)
-    bodies = list(one.shared.memory(1.0))
+    bodies = list(one.shared.lasting(1.0))
     assert len(bodies) == 3
     for kind, body in bodies:
         late.shared.receive(1, kind, body)
@@ -88,7 +88,7 @@ def test_older_updates_are_ignored() -> None:
     one.bind("s", "a")
     one.clock.advance(5.0)
     late.bind("s", "b")
-    for kind, body in one.shared.memory(1.0):
+    for kind, body in one.shared.lasting(1.0):
         late.shared.receive(1, kind, body)
     assert late.pod_of("s") == "b"
 
@@ -106,7 +106,7 @@ def test_a_malformed_message_is_refused_completely(harm: Callable[[bytes], bytes
     one, other = Worker(), Worker()
     one.bind("s", "a")
     one.bind("t", "b")
-    ((kind, body),) = one.shared.memory(1.0)
+    ((kind, body),) = one.shared.lasting(1.0)
     with pytest.raises(InvalidMessage):
         other.shared.receive(1, kind, harm(body))
     assert len(other.table) == 0

@@ -104,7 +104,7 @@ def test_loans_to_a_stopped_worker_return_and_its_loans_end() -> None:
 
 
 def hear(queue: SharedQueue, speaker: SharedQueue) -> None:
-    for kind, body in speaker.in_flight():
+    for kind, body in speaker.current():
         queue.receive(3, kind, body)
 
 
@@ -188,7 +188,7 @@ class Hosts:
     def says_all(self, one: int, to: int) -> None:
         """A snapshot."""
         self._queues[to].reset(peer(one))
-        for kind, body in self._queues[one].in_flight():
+        for kind, body in self._queues[one].current():
             self._queues[to].receive(peer(one), kind, body)
 
     @property

@@ -276,7 +276,7 @@ def _read(sock: socket.socket, into: bytearray) -> bool:
 
 
 def _snapshot_of(member: Member) -> bytes:
-    return b"".join(record(kind, body) for kind, body in member.replica._in_flight(None))
+    return b"".join(record(kind, body) for kind, body in member.replica._current(None))
 
 
 async def test_malformed_records_of_one_worker_harm_and_disconnect_no_other() -> None:
