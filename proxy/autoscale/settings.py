@@ -81,6 +81,13 @@ class ActuatorSettings:
         token, authority = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
         return ApiServer(self.url, self.namespace, self.token_file or token, self.ca_file or authority)
 
+    @property
+    def removes_highest(self) -> bool:
+        """Whether the platform always removes the pods with the highest numbers."""
+        if self.type == "kubernetes":
+            return any(path_of(target)[0] == _BUILT_IN["statefulset"] for target in self.targets.values())
+        return self.type == "compose"
+
     def owned(self, roles: tuple[str, ...]) -> tuple[str, ...]:
         """Which of all roles it scales."""
         return self.roles or tuple(self.targets) or roles
@@ -104,7 +111,9 @@ class DrainSettings:
     ended."""
 
     policy: DrainPolicy = param(
-        "least-loss", "which pods are removed first; StatefulSets and compose always use highest-ordinal"
+        "least-loss",
+        "which pods are removed first; set highest-ordinal for StatefulSets and compose, which always remove the "
+        "highest number",
     )
     timeout: Mapping[str, Duration] = param(
         {}, "role -> longest wait for the last request; default: 300s for prefill, 900s for other roles"
@@ -388,6 +397,11 @@ def _of_roles(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
 def _of_acting(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
     if pool.mode == "active" and pool.actuator is None:
         yield Problem(join(path, "mode"), "active has no effect without an actuator: others read what is recommended")
+    if pool.actuator is not None and pool.actuator.removes_highest and pool.drain.policy != "highest-ordinal":
+        yield Problem(
+            join(path, "drain.policy"),
+            f"{pool.drain.policy} may drain other pods than StatefulSets and compose remove: set highest-ordinal",
+        )
     for index, role in enumerate(pool.roles):
         if any((one.source or one.name) == TTFT for one in role.metrics):
             here = f"{path}.roles[{index}].metrics"
@@ -398,9 +412,9 @@ def _of_coordination(pool: ScalingPolicy, path: str) -> Iterator[Problem]:
     chosen = pool.coordination
     if chosen.mode != "preferred":
         if chosen.preferred_ratio:
-            yield Problem(join(path, "preferredRatio"), "has no effect with mode: off")
+            yield Problem(join(path, "preferredRatio"), "has no effect with coordination.mode: off")
         if chosen.signals:
-            yield Problem(join(path, "signals"), "has no effect with mode: off")
+            yield Problem(join(path, "signals"), "has no effect with coordination.mode: off")
         return
     if len(pool.roles) == 1:
         yield Problem(path, "has no effect on one role")

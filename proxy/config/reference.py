@@ -39,8 +39,9 @@ _SETTINGS = """\
 
 Written by `kvlane check --reference` from the classes themselves. Every key is optional unless it says `required`.
 Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`; a number without a unit is in seconds
-or bytes. `${NAME}` and `${NAME:-default}` in a value stand for environment variables, `$$` for a dollar. `scheduling`
-takes the schema of an `EndpointPickerConfig`: see [the plugins](plugins.md)."""
+or bytes. In a key, `[]` stands for an item of a list, and `NAME` for a name that you choose. In a value, `${NAME}` and
+`${NAME:-default}` stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an
+`EndpointPickerConfig`: see [the plugins](plugins.md)."""
 
 _POOLS = """
 ## pools
@@ -138,10 +139,11 @@ def spell(value: Any) -> str:
 def _parameters(
     cls: type[Any], fields: Iterable[dataclasses.Field[Any]] | None = None, path: str = ""
 ) -> Iterator[Parameter]:
-    """Yield the values of a class: nested ones have a dotted key, those in a list have `[]` in it."""
+    """Yield the values of a class: nested ones have a dotted key, with `[]` for an item of a list and `NAME` for a key
+    of a mapping."""
     for item in params.in_order(dataclasses.fields(cls) if fields is None else fields):
         kind, name = _without_none(params.hints(cls)[item.name]), params.join(path, yaml_key(item))
-        inner, below = (get_args(kind)[0], f"{name}[]") if get_origin(kind) is tuple else (kind, name)
+        inner, below = _inner(kind, name)
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         is_section = dataclasses.is_dataclass(kind) and default is not None
         default = plain(default) if isinstance(default, DataKey) else default
@@ -154,6 +156,15 @@ def _parameters(
         yield Parameter(name, _type(kind), written, doc, bounds, shown, is_section)
         if dataclasses.is_dataclass(inner):
             yield from _parameters(inner, None, below)  # type: ignore[arg-type]
+
+
+def _inner(kind: Any, name: str) -> tuple[Any, str]:
+    """Return the type and the key of an item of a list or a mapping; other kinds unchanged."""
+    if get_origin(kind) is tuple:
+        return get_args(kind)[0], f"{name}[]"
+    if isinstance(origin := get_origin(kind), type) and issubclass(origin, Mapping):
+        return get_args(kind)[-1], f"{name}.NAME"
+    return kind, name
 
 
 def _table(title: str, parameters: Iterable[Parameter]) -> Iterator[str]:
@@ -176,7 +187,7 @@ def _without_none(kind: Any) -> Any:
 def _type(kind: Any) -> str:
     kind = _without_none(kind)
     if get_origin(kind) is Literal:
-        return " | ".join(map(str, get_args(kind)))
+        return " | ".join(str(one) for one in get_args(kind) if not isinstance(one, bool))  # YAML reads `off` as False
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " | ".join(str(member.value) for member in kind)
     if get_origin(kind) in (tuple, frozenset):

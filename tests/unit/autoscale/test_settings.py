@@ -289,6 +289,23 @@ def test_a_policy_that_hardly_ever_acts_is_warned_of(old: str, new: str, path: s
     assert result in found[f"autoscale.pools.default.{path}"]
 
 
+@pytest.mark.parametrize(
+    ("actuator", "is_warned_of"),
+    [
+        ("{type: compose, targets: {prefill: p}}", True),
+        ("{type: kubernetes, targets: {prefill: StatefulSet/p}}", True),
+        ("{type: kubernetes, targets: {prefill: apps/v1/statefulsets/p}}", True),
+        ("{type: kubernetes, targets: {prefill: deployment/p}}", False),
+        ("{type: exec, command: [scale], roles: [prefill]}", False),
+    ],
+)
+def test_a_drain_policy_that_the_platform_ignores_is_warned_of(actuator: str, is_warned_of: bool) -> None:
+    found = {problem.path: problem.message for problem in warnings(loaded(ACTING % actuator))}
+    assert ("autoscale.pools.default.drain.policy" in found) is is_warned_of
+    corrected = loaded(ACTING % actuator + "    drain: {policy: highest-ordinal}\n")
+    assert [problem.path for problem in warnings(corrected)] == []
+
+
 def test_drains_are_longer_for_decode() -> None:
     drain = loaded(ACTING % "null").pools["default"].drain
     assert (drain.policy, drain.patience("prefill"), drain.patience("decode")) == ("least-loss", 300.0, 900.0)

@@ -59,6 +59,6 @@ async def test_each_role_is_sized_by_its_work() -> None:
         assert busy["prefill"]["signals"]["ttft"] > 0
         assert "ttft" not in busy["decode"]["signals"], "the decode attempt's includes the prefill"
         assert busy["prefill"]["metrics"]["prefill_backlog_seconds"] >= 0
-        assert len(busy["decode"]["metrics"]["kv_cache_utilization_sum"]) == 2
+        assert len(busy["decode"]["metrics"]["kv_cache_utilization"]) == 2
         backlog = 'kvlane_autoscale_prefill_backlog_seconds{pool="default",role="prefill"}'
         assert await running.sample(backlog) is not None
