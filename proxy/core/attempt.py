@@ -78,7 +78,8 @@ class Attempt:
     stream_started_at: float | None = None
     """For an attempt that continues a stream: the time of the first byte of the stream, from an earlier attempt."""
     is_by_envoy: bool = False
-    """Whether Envoy, in front of kvlane, responded itself, so that the status is not that of the pod."""
+    """Whether Envoy, in front of kvlane, responded itself, so that the response is not that of the pod: it has no
+    `first_byte_at`."""
 
     def __init__(
         self, request: InferenceRequest, decision: Decision, endpoint: Endpoint, number: int, started_at: float
@@ -138,7 +139,9 @@ class Attempt:
 
     @property
     def succeeded(self) -> bool:
-        return self.ending is COMPLETE and self.status is not None and self.status < 300
+        """Whether the pod sent a complete response without an error."""
+        is_good = self.ending is COMPLETE and self.status is not None and self.status < 300
+        return is_good and not self.is_by_envoy
 
 
 @dataclass(slots=True, eq=False)

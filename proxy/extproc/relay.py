@@ -258,8 +258,8 @@ class EnvoyRelay(TrackedRelay):
         stream, mode = self._stream, self._stream.response_mode
         piece = message.response_body
         last = kind == "response_trailers" or piece.end_of_stream
-        if attempt.first_byte_at is None and piece.body:
-            attempt.note_first_byte(self._context.clock.now())
+        if piece.body:
+            self._note_first_byte(attempt)
         is_whole = last or mode == BUFFERED  # a buffered body comes in one message, before its trailers
         out = body_out.feed(piece.body, is_whole)
         if is_whole:
@@ -282,11 +282,15 @@ class EnvoyRelay(TrackedRelay):
         """Complete the attempt before the last reply, after which the gateway may end the stream."""
         if body_out is not None:
             body_out.feed(b"", True)
-        if attempt.first_byte_at is None:
-            attempt.note_first_byte(self._context.clock.now())
+        self._note_first_byte(attempt)
         attempt.last_byte_at = self._context.clock.now()
         attempt.ending = Ending.COMPLETE
         self._stream.is_complete = True
+
+    def _note_first_byte(self, attempt: Attempt) -> None:
+        """Record the first byte of a pod's response. A response of Envoy itself shows nothing about the pod."""
+        if attempt.first_byte_at is None and not attempt.is_by_envoy:
+            attempt.note_first_byte(self._context.clock.now())
 
     def _ending_of_incomplete(self, attempt: Attempt) -> Ending:
         """Return the ending of an incomplete response: by the client or its pod, which a gateway does not distinguish,

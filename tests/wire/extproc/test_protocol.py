@@ -629,6 +629,23 @@ async def test_a_fallback_model_cannot_serve_a_request_that_envoy_failed_to_send
         assert [await s.sample(failed % name) or 0.0 for name in ("pod-0", "pod-1")] == [1.0, 0.0]
 
 
+async def test_a_response_of_a_filter_behind_this_one_is_no_first_token_of_a_pod() -> None:
+    async with gateway(BLIND) as (s, channel):
+        for details in ("via_upstream", "cache_hit"):
+            one, _ = await destination_of(channel)
+            named = [{"key": "response.code_details", "value": {"string_value": details}}]
+            head = {"headers": headers({":status": "200", "content-type": "application/json"})}
+            await one.say(response_headers=head, attributes=[{"key": ATTRIBUTES, "value": {"fields": named}}])
+            await one.say(response_body={"body": b"{}", "end_of_stream": True})
+            for _ in ("head", "body"):
+                await one.hear()
+            await one.end()
+            await until(lambda: s.app.ledger.in_flight == 0)
+            s.app.observer.flush()
+            series = 'kvlane_time_to_first_token_seconds_count{model="sim",stream="false"}'
+            assert await s.sample(series) == 1.0, "only the response of the pod"
+
+
 async def fail_over(channel: Any) -> None:
     """Send a request for a stream, to which the fallback pod responds."""
     one = talk(channel)
