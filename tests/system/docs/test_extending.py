@@ -47,7 +47,16 @@ class Copy:
         return self.run("-m", "proxy", "check", "-c", str(file))
 
 
-@pytest.mark.parametrize("heading", ["Add a scorer", "Add a setting", "Add a metric", "Add an engine dialect"])
+HEADINGS = [
+    "Add a scorer",
+    "Add a setting",
+    "Add a metric",
+    "Add a value that processes share",
+    "Add an engine dialect",
+]
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
 def test_a_diff_leaves_the_code_formatted_and_free_of_faults(heading: str, tmp_path: Path) -> None:
     files = [str(file) for file in Copy(tmp_path, heading).changed]
     for arguments in (["check"], ["format", "--check"]):
@@ -95,6 +104,26 @@ def test_a_metric_is_listed_and_counts(tmp_path: Path) -> None:
     )
     ended = copy.run("-c", script)
     assert ended.stdout.strip() == "{(): 1.0}", ended.stderr
+
+
+def test_a_value_is_shared(tmp_path: Path) -> None:
+    copy = Copy(tmp_path, "Add a value that processes share")
+    script = (
+        "from proxy.cluster.messages import SHARED, RecordKind\n"
+        "from proxy.cluster.sharing import Replicated\n"
+        "from proxy.settings import from_mapping\n"
+        "apps = [Replicated(from_mapping({'replicas': {'store': 'redis://nowhere'}})) for _ in range(3)]\n"
+        "first, second, late = [app.serving.data_port.gateway.failover.quarantine for app in apps]\n"
+        "(shared,) = [each for each in apps[0]._replica.state.values if RecordKind.QUARANTINE in each.kinds]\n"
+        "shared.publish = lambda kind, body: apps[1]._replica.state.receive(7, kind, body)\n"
+        "first.quarantine(b'poison')\n"
+        "first.on_quarantine(b'poison')\n"
+        "for kind, body in shared.memory(0.01):\n"
+        "    apps[2]._replica.state.receive(7, kind, body)\n"
+        "print([*second.entries, *late.entries], RecordKind.QUARANTINE in SHARED)\n"
+    )
+    ended = copy.run("-c", script)
+    assert ended.stdout.strip() == "[b'poison', b'poison'] True", ended.stderr
 
 
 def test_a_dialect_reads_the_metrics_of_its_engine(tmp_path: Path) -> None:
