@@ -32,7 +32,7 @@ def fleet_settings(settings: Settings, is_polling: bool) -> FleetSettings:
     """`is_polling`: this process adds and removes the configured pods."""
     static, pools = {}, settings.all_pools
     for name, pool in pools.items() if is_polling else ():
-        static[named(STATIC, name), name] = frozenset(pod.name for pod in pool.pods.static)
+        static[named(STATIC, name)] = frozenset(pod.name for pod in pool.pods.static)
     breaker = settings.reliability.breaker
     dialects = {name: pool.dialects for name, pool in pools.items()}
     return FleetSettings(

@@ -32,11 +32,11 @@ def _nothing(endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """`static`: the names of the pods by source and pool. Others leave before a source adds any, so that a pod can move
-    from one pool to another. `slow_start` is in seconds. `dialects`, by pool, decide the engine of each pod."""
+    """`static`: the names of the configured pods by source. A pod that moves to another source, of another pool, leaves
+    its old one first. `slow_start` is in seconds. `dialects`, by pool, decide the engine of each pod."""
 
     pools: Sequence[str] = (DEFAULT_POOL,)
-    static: Mapping[tuple[str, str], Collection[str]] = field(default_factory=dict)
+    static: Mapping[str, Collection[str]] = field(default_factory=dict)
     panic_percent: float = 50.0
     slow_start: float = 0.0
     wakes: bool = False
@@ -103,11 +103,10 @@ class Fleet(NamedModels):
         before, self._settings = self._settings, settings
         self.wakes = settings.wakes
         self.form(settings.pools)
-        for (source, pool), names in settings.static.items():
-            known = [one for one in self._records.values() if (one.source, one.endpoint.pool) == (source, pool)]
-            refused = {key: pod for key, pod in self._refused.items() if key[1] == source and key[0] in names}
-            self.reconcile(source, [one.pod for one in known if one.pod.name in names], pool)
-            self._refused |= refused
+        for record in self._records.values():
+            own = settings.static.get(record.source)
+            if own is not None and record.name not in own and any(record.name in of for of in settings.static.values()):
+                self._leave(record)
         for record in self._records.values() if settings.dialects != before.dialects else ():
             self._update(record, record.pod)
         if self.slow_start is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from contextlib import AsyncExitStack
 
+import pytest
+
 from proxy.core.endpoint import Endpoint, EndpointState
 from proxy.core.ports import SystemClock
 from proxy.fleet.dialects import Dialects
@@ -81,6 +83,17 @@ def test_the_pods_of_a_removed_pool_are_removed_from_any_source() -> None:
     assert busy.state is EndpointState.DRAINING
 
 
+def test_a_configured_pod_leaves_its_old_pool_before_it_joins_another(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Calls().fleet
+    fleet.form(("default", "large"))
+    fleet.reconcile("static of large", [pod("a"), pod("b")], "large")
+    fleet.settings = FleetSettings(("default", "large"), {"static": {"a"}, "static of large": {"c"}})
+    fleet.reconcile("static", [pod("a")])
+    fleet.reconcile("static of large", [pod("c")], "large")
+    assert {endpoint.name: endpoint.pool for endpoint in fleet.endpoints} == {"a": "default", "c": "large"}
+    assert "did not add" not in caplog.text
+
+
 def test_ejections_in_one_pool_do_not_count_for_another() -> None:
     fleet = Calls().fleet
     here = [ready(fleet, name, "default") for name in "abcdef"]
@@ -138,5 +151,5 @@ async def test_each_pool_is_scraped_by_its_own_runner() -> None:
             without_pods = PodSources(refresh=FAST)
             first.settings = without_pods, Dialects()
             assert [endpoint.name for endpoint in fleet.endpoints] == ["b"]
-            fleet.settings = FleetSettings(("default", "large"), {("static of large", "large"): ()})
+            second.settings = without_pods, Dialects()
             assert fleet.endpoints == []

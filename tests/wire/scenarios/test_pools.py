@@ -254,6 +254,13 @@ async def test_a_pod_that_moves_to_another_pool_is_new_there_and_finishes_its_re
         assert not s.app.ledger.in_flight
 
 
+async def test_a_pod_that_a_reload_removes_serves_until_the_pod_that_replaces_it_is_ready() -> None:
+    async with pools(SMALL, SMALL, here=1, large=False) as s:
+        await s.reload(pods={"static": s.plan.static(1)}, large=False)
+        assert [endpoint.name for endpoint in s.app.fleet.ready] == ["pod-0"]
+        await until(lambda: [endpoint.name for endpoint in s.app.fleet.ready] == ["pod-1"])
+
+
 async def test_a_fault_in_a_pool_changes_nothing_and_is_reported() -> None:
     async with pools(SMALL, LARGE, here=1) as s:
         before = dict(s.app.schedulings)
