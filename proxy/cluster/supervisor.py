@@ -29,7 +29,6 @@ from proxy.cluster.workers import READ_MODELS, READ_POD, Workers, bound
 from proxy.config.load import ConfigReader
 from proxy.config.reload import OF_THE_HOST, Configurations, servable
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConfigError, Problem
 from proxy.core.ports import SystemClock
 from proxy.core.state import Draft, State
 from proxy.core.tasks import SystemTimer, Tasks
@@ -173,11 +172,14 @@ class Supervisor:
         return self._workers.number_serving
 
     async def reload(self, wanted: Settings) -> Sequence[str]:
-        """Serve with other settings: workers reload them or, where that is not possible, are replaced one by one.
-        Return the paths of settings that need a restart. Raise ConfigError and change nothing."""
+        """Serve with other settings: workers reload them or, where that is not possible, are replaced. Return the paths
+        of settings that need a restart. Raise ConfigError and change nothing."""
         before, (settings, left) = self._settings, servable(self._settings, wanted, OF_THE_HOST)
         draft = self._build(settings)
-        await self._change_workers(before, settings)
+        if servable(before, settings)[1]:
+            await self._workers.replace(settings)
+        else:
+            await self._workers.reload(settings)
         draft.commit()
         await self._state.finish_commit()
         self._levels.reload(before.telemetry.log_level)
@@ -203,17 +205,6 @@ class Supervisor:
         draft.assign(self._signals, pools=settings.autoscale.pools)
         draft.assign(self.autoscaling, settings=settings.autoscale)
         return draft
-
-    async def _change_workers(self, before: Settings, settings: Settings) -> None:
-        """Change all workers, or none."""
-        if not servable(before, settings)[1]:
-            serve = await self._workers.reload(settings)
-        else:
-            serve = await self._workers.replace(settings)
-            if not serve:
-                await self._workers.replace(before)
-        if not serve:
-            raise ConfigError([Problem("", "a worker cannot serve with it; the log says why")])
 
     async def _open_admin(self, stack: AsyncExitStack) -> None:
         application = admin_application(

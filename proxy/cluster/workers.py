@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from proxy.autoscale.signals import Signals
 from proxy.cluster.questions import WorkerUnreachable
 from proxy.cluster.transport import Broker
+from proxy.config.reload import NotApplied
 from proxy.core.errors import KvlaneError, RequestError
 from proxy.core.params import FromEnvironment
 from proxy.core.ports import Clock
@@ -247,32 +248,21 @@ class Workers:
                     f"worker {child.seat} ended, or did not serve within {START_TIMEOUT:g} s of its start"
                 )
 
-    async def replace(self, settings: Settings) -> bool:
-        """Replace one worker after the other, each as soon as its successor serves. Return False if a worker could not
-        be replaced: it and the workers after it stay."""
+    async def replace(self, settings: Settings) -> None:
+        """Replace all workers when their successors serve. Raise NotApplied."""
         async with self._replacing:
-            for seat in range(len(self._sockets)):
-                successor = await self._spawn(seat, settings)
-                if not await self._serves(successor):
-                    log.error("the new worker %d does not serve; keeping the old one", seat)
-                    await successor.stop(0.0)
-                    return False
-                predecessor = self._seated.get(seat)
-                self._seated[seat] = successor
-                if predecessor is not None and predecessor.number in self.children:
-                    self._tasks.start(predecessor.stop(self._grace), f"stop of worker {seat}")
+            await self._replace(range(len(self._sockets)), settings)
             self._settings = settings
-        return True
 
-    async def reload(self, settings: Settings) -> bool:
-        """Have all workers serve with other settings. Return False if one worker cannot: then all serve as before."""
+    async def reload(self, settings: Settings) -> None:
+        """Have all workers serve with other settings. Raise NotApplied."""
         async with self._replacing:
-            before, self._settings = self._settings, settings
-            if await self._all_serve_with(settings):
-                return True
-            self._settings = before
-            await self._all_serve_with(before)
-            return False
+            faults = await self._serve_with(settings)
+            if not faults:
+                self._settings = settings
+                return
+            await self._return(await self._serve_with(self._settings))
+        raise NotApplied(f"a worker cannot serve with it: {'; '.join(faults.values())}")
 
     async def stop(self) -> None:
         """Drain every worker, and kill the ones that still run after the grace period."""
@@ -318,31 +308,68 @@ class Workers:
         """Seconds from SIGTERM to SIGKILL."""
         return self._settings.reliability.drain.grace + KILL_AFTER
 
-    async def _all_serve_with(self, settings: Settings) -> bool:
-        children = [child for child in self._seated.values() if not child.leaving.is_set()]
-        return all(await asyncio.gather(*(self._serves_with(child, settings) for child in children)))
+    async def _serve_with(self, settings: Settings) -> Mapping[int, str]:
+        """Reload the workers. Return by seat why a worker does not serve with the settings. The successor of a worker
+        that leaves meanwhile starts with the settings in effect."""
+        packed = packed_settings(settings.source)
 
-    async def _serves_with(self, child: Child, settings: Settings) -> bool:
-        """Reload one worker. The successor of a worker that leaves meanwhile starts with these settings."""
-        ask = self._broker.questions.ask
-        try:
-            await ask(child.number, RELOAD, packed_settings(settings.source), timeout=RELOAD_TIMEOUT)
-        except WorkerUnreachable as error:
-            if not child.leaving.is_set():
-                log.error("worker %d does not serve with the new settings: %s", child.seat, error)
-                return False
-        return True
+        async def fault(child: Child) -> str:
+            try:
+                await self._broker.questions.ask(child.number, RELOAD, packed, timeout=RELOAD_TIMEOUT)
+            except (WorkerUnreachable, RequestError) as error:
+                if not child.leaving.is_set():
+                    return f"worker {child.seat}: {error}"
+            return ""
+
+        children = [child for child in self._seated.values() if not child.leaving.is_set()]
+        faults = await asyncio.gather(*map(fault, children))
+        return {child.seat: why for child, why in zip(children, faults, strict=True) if why}
+
+    async def _return(self, faults: Mapping[int, str]) -> None:
+        """Replace the workers, by seat, that do not return to the settings in effect: the others serve with these."""
+        if faults:
+            log.error("replacing workers that keep refused settings: %s", "; ".join(faults.values()))
+            try:
+                await self._replace(list(faults), self._settings)
+            except NotApplied as error:
+                log.error("these workers serve on with the refused settings: %s", error)
+
+    async def _replace(self, seats: Sequence[int], settings: Settings) -> None:
+        """Start a successor in each of these seats, one after the other, and stop the old workers when all successors
+        serve. If one does not, stop the successors and raise NotApplied: the old workers serve on."""
+        successors: list[Child] = []
+        with ExitStack() as undo:
+            for seat in seats:
+                try:
+                    successor = await self._spawn(seat, settings)
+                except OSError as error:
+                    raise NotApplied(f"failed to start worker {seat}: {error}") from None
+                undo.callback(self._stop_later, successor)
+                successors.append(successor)
+                if not await self._serves(successor):
+                    raise NotApplied(f"the new worker {seat} does not serve")
+            if ended := [successor.seat for successor in successors if not successor.takes_requests]:
+                raise NotApplied(f"the new worker {ended[0]} ended")
+            undo.pop_all()
+        for successor in successors:
+            predecessor = self._seated.get(successor.seat)
+            self._seated[successor.seat] = successor
+            if predecessor is not None:
+                self._stop_later(predecessor)
+
+    def _stop_later(self, child: Child) -> None:
+        """Stop a worker without waiting for its requests. One that does not serve has none."""
+        self._tasks.start(child.stop(self._grace if child.ready.is_set() else 0.0), f"stop of worker {child.seat}")
 
     async def _spawn(self, seat: int, settings: Settings) -> Child:
-        """Start a worker. A start in progress is not interrupted: otherwise a process would remain that is unknown
-        here."""
-        start = self._tasks.start(self._start_worker(seat, settings), f"start of worker {seat}")
+        """Start a worker. Raise OSError. A start in progress is not interrupted: otherwise a process would remain that
+        is unknown here."""
+        start = asyncio.get_running_loop().create_task(self._start_worker(seat, settings))
         self._starting.add(start)
         start.add_done_callback(self._starting.discard)
         return await asyncio.shield(start)
 
     async def _start_worker(self, seat: int, settings: Settings) -> Child:
-        ours, theirs = socket.socketpair()
         sockets, for_envoy = ([sock.fileno() for sock in of[seat]] for of in (self._sockets, self._for_envoy))
         setup = Setup(
             packed_settings(settings.source),
@@ -353,17 +380,22 @@ class Workers:
             sockets,
             for_envoy,
         )
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "proxy",
-                "serve",
-                "--worker-fd",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(), *sockets, *for_envoy),
-            )
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "proxy",
+                    "serve",
+                    "--worker-fd",
+                    str(theirs.fileno()),
+                    stdin=asyncio.subprocess.PIPE,
+                    pass_fds=(theirs.fileno(), *sockets, *for_envoy),
+                )
+        except OSError:
+            ours.close()
+            raise
         assert process.stdin is not None
         process.stdin.write(setup.packed().encode())
         process.stdin.close()

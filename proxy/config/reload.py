@@ -50,6 +50,13 @@ _INDEX = re.compile(r"\[\d+\]")
 OF_THE_FILE = "can be changed only in the file: the admin port accepts the actuator in effect"
 
 
+class NotApplied(ConfigError):
+    """The process could not change to a valid configuration, and serves with the one in effect."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__([Problem("", f"{why}; the configuration in effect stays")])
+
+
 class ReloadTarget(Protocol):
     """A process that serves with a configuration."""
 
@@ -102,6 +109,8 @@ class Configurations:
         """Reload the file, and log the result."""
         try:
             await self._change(self._reader.again, origin)
+        except NotApplied:
+            return  # it is logged
         except ConfigError as error:
             log.error("not reloaded: %s", "; ".join(map(str, error.problems)))
         except Exception:
@@ -150,9 +159,11 @@ class Configurations:
                 wanted, found_warnings = await asyncio.to_thread(lambda: (new := read(), list(warnings(new))))
                 changes = changed(self._now.settings, wanted)
                 left = self._target.check(wanted) if dry_run else await self._target.reload(wanted)
-            except Exception:
+            except Exception as error:
                 if not dry_run:
                     self._count("refused")
+                if isinstance(error, NotApplied):
+                    log.error("not reloaded: %s", error)
                 raise
             if not dry_run:
                 self._applied(wanted, origin, changes, left)
