@@ -388,3 +388,19 @@ async def test_one_busy_proxy_gets_the_whole_cap_which_is_divided_again_without_
     status, _ = await site.chat(two, "no peer lends capacity, and the store is gone")
     assert status == 200
     assert [status for status, _ in await asyncio.gather(*requests)] == [200] * 6
+
+
+@needs_redis
+async def test_flow_control_of_a_reload_serves_a_request_that_waits_at_a_proxy_that_reloaded_before(site: Site) -> None:
+    """The request is larger than the share of its proxy: the other one must know that it waits."""
+    one, two = await site.proxy(), await site.proxy()
+    await met(site, one, two)
+    reloaded = site.settings(flowControl={"maxTokens": 3000})
+    await one.reload(reloaded)
+    await until(lambda: parts(one, "tokens ", 3000) == 1500)
+    waits = asyncio.ensure_future(site.chat(one, LONG))
+    control = one.serving.flow_controls["default"]
+    await until(lambda: control.siblings is not None and control.siblings.published is not None)
+    await asyncio.sleep(0.2)
+    await two.reload(reloaded)
+    assert (await waits)[0] == 200
