@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, cast
 
 import pytest
@@ -96,8 +96,10 @@ class Processes(Workers):
 
     async def _start_worker(self, seat: int, settings: Settings) -> Child:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ExitStack() as stack, theirs:
+            stack.enter_context(ours)
             process = await asyncio.create_subprocess_exec("sleep", "600", pass_fds=(theirs.fileno(),))
+            stack.pop_all()
         number = next(self._numbers)
         child = self.children[number] = Child(number, seat, process, self._clock.now())
         self.serve_with[number] = packed_settings(settings.source)
@@ -128,12 +130,15 @@ async def processes() -> AsyncIterator[Processes]:
         dropped=Counter(),
         garbled=Counter(),
     )
-    them = Processes(Broker(replica, lost, Counter()))
+    broker = Broker(replica, lost, Counter())
+    them = Processes(broker)
     await them.start([[], []], [[], []], OLD)
     try:
         yield them
     finally:
         await them.stop()
+        await until(lambda: not broker.links)
+        await asyncio.sleep(0)
 
 
 async def test_a_worker_that_does_not_return_from_a_refused_reload_is_replaced() -> None:
