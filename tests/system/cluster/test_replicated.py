@@ -400,7 +400,7 @@ async def test_flow_control_of_a_reload_serves_a_request_that_waits_at_a_proxy_t
     await until(lambda: parts(one, "tokens ", 3000) == 1500)
     waits = asyncio.ensure_future(site.chat(one, LONG))
     control = one.serving.flow_controls["default"]
-    await until(lambda: control.siblings is not None and control.siblings.published is not None)
+    await until(lambda: control.shared_caps is not None and control.shared_caps.published is not None)
     await asyncio.sleep(0.2)
     await two.reload(reloaded)
     assert (await waits)[0] == 200

@@ -68,7 +68,7 @@ async def test_a_reload_that_cannot_start_a_worker_leaves_all_old_workers_in_use
             f"not reloaded: {fault}"
         ]
         await until(lambda: set(it.supervisor.pids) == pids)
-        assert it.supervisor.serving == 2
+        assert it.supervisor.workers_serving == 2
         assert (await it.admin("GET", "/admin/config"))["version"]["number"] == 1
         for number in range(10):
             await it.chat(f"Question {number}")
@@ -129,6 +129,7 @@ async def processes() -> AsyncIterator[Processes]:
         receive=lambda *_: None,
         dropped=Counter(),
         garbled=Counter(),
+        garbled_of_hosts=Counter(),
     )
     broker = Broker(replica, lost, Counter())
     them = Processes(broker)
@@ -147,7 +148,7 @@ async def test_a_worker_that_does_not_return_from_a_refused_reload_is_replaced()
         them.refused = {first: OLD, second: NEW}
         with pytest.raises(NotApplied, match="worker 1: it is refused"):
             await them.reload(NEW)
-        assert them.serving == 2
+        assert them.number_serving == 2
         assert them.settings_in_use() == {packed_settings(OLD.source)}
         assert second in [child.number for child in them.seated]
         await until(lambda: first not in them.children)
@@ -163,5 +164,5 @@ async def test_a_worker_that_dies_after_a_refused_change_is_replaced_by_one_like
             await them.replace(NEWER)
         await until(lambda: set(them.children) == {first, second})
         os.kill(them.children[first].pid, 9)
-        await until(lambda: first not in them.children and them.serving == 2)
+        await until(lambda: first not in them.children and them.number_serving == 2)
         assert them.settings_in_use() == {packed_settings(OLD.source)}
