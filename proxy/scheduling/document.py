@@ -10,6 +10,7 @@ from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion, unknown
 from proxy.scheduling.sections import (
+    DETECTOR,
     FLOW_TYPES,
     NOTIFIED,
     SECTION_TYPES,
@@ -26,7 +27,7 @@ from proxy.scheduling.sections import (
 
 T = TypeVar("T")
 
-API_VERSIONS = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+API_VERSIONS = ("llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 OLDER_API_VERSIONS = ("config.x-k8s.io/v1alpha1", "config.apix.gateway-api-inference-extension.sigs.k8s.io/v1alpha1")
 """Versions of guides; the document is the same."""
 KIND = "EndpointPickerConfig"
@@ -109,6 +110,8 @@ class _Reader:
         self._remarks: list[Problem] = []
         self._names: dict[str, str] = {}
         self._profile_names: set[str] = set()
+        self._detectors: set[str] = set()
+        """Names of saturation detectors to which profiles refer as filters."""
 
     def read(self, data: Any) -> Document:
         if not isinstance(data, Mapping):
@@ -123,7 +126,7 @@ class _Reader:
         named = self._parameters(entries)
         self._check_request_handler(data)
         return Document(
-            plugins=tuple(entry for entry in entries if entry.type not in SECTION_TYPES),
+            plugins=(*(entry for entry in entries if entry.type not in SECTION_TYPES), *self._filters(named)),
             profiles=tuple(profile for profile in profiles if profile) if profiles else None,
             data_layer=self._data_layer(data, named),
             flow_control=self._flow_control(data, named, gates),
@@ -216,17 +219,27 @@ class _Reader:
             where = f"{path}.plugins[{at}].pluginRef"
             if ref is None or not self._check_ref(ref.plugin_ref, where):
                 continue
-            if self._names[ref.plugin_ref] in FLOW_TYPES:
+            type_name = self._names[ref.plugin_ref]
+            if type_name in FLOW_TYPES and FLOW_TYPES[type_name].role == DETECTOR:
+                self._detectors.add(ref.plugin_ref)
+                refs.append(ref)
+            elif type_name in FLOW_TYPES:
                 self._complain(where, f"'{ref.plugin_ref}' is no filter, scorer or picker")
-            elif self._names[ref.plugin_ref] not in SETTINGS_TYPES:
+            elif type_name not in SETTINGS_TYPES:
                 refs.append(ref)
         return tuple(refs)
+
+    def _filters(self, named: Named) -> Iterator[PluginEntry]:
+        """Yield the filters that detectors are in profiles."""
+        for name in sorted(self._detectors & set(named)):
+            if (detector := named[name][1]) is not None:
+                yield PluginEntry("utilization-filter", name, detector.as_filter())
 
     # Sections of other packages.
 
     def _data_layer(self, data: Mapping[Any, Any], named: Named) -> DataLayer:
         section = self._load(DataLayerSection, data.get("dataLayer"), "dataLayer") or DataLayerSection()
-        for key in ("peer_discovery", "cross_replica_syncer_plugin_ref", "cross_replica_sync_interval"):
+        for key in CROSS_REPLICA:
             if getattr(section, key) is not None:
                 self._complain(f"dataLayer.{params.camel(key)}", NOT_YET)
         for index, source in enumerate(section.sources):
@@ -234,8 +247,14 @@ class _Reader:
             self._check_role(source.plugin_ref, f"{path}.pluginRef", "data source")
             for at, extractor in enumerate(source.extractors):
                 self._check_role(extractor.plugin_ref, f"{path}.extractors[{at}].pluginRef", "extractor")
-        if section.discovery is not None:
-            self._check_role(section.discovery.plugin_ref, "dataLayer.discovery.pluginRef", "discovery")
+        if (discovery := section.discovery) is not None:
+            if discovery.peers is not None:
+                self._complain("dataLayer.discovery.peers", NOT_YET)
+            if discovery.endpoints is not None:
+                path = "dataLayer.discovery.endpoints.pluginRef"
+                self._check_role(discovery.endpoints.plugin_ref, path, "discovery")
+            if discovery.plugin_ref:
+                self._check_role(discovery.plugin_ref, "dataLayer.discovery.pluginRef", "discovery")
         fields = {SECTION_TYPES[kind].field: parameters for kind, parameters in named.values()}
         return DataLayer(**{name: parameters for name, parameters in fields.items() if name})
 
@@ -260,6 +279,8 @@ class _Reader:
 
     def _check_request_handler(self, data: Mapping[Any, Any]) -> None:
         section = self._load(RequestHandlerSection, data.get("requestHandler"), "requestHandler")
+        if section and section.propagate_priority:
+            self._remark("requestHandler.propagatePriority", "has no effect: requests are sent without a priority")
         parsers = [(f"requestHandler.parsers[{at}]", ref) for at, ref in enumerate(section.parsers if section else ())]
         if data.get("parser") is not None and (older := self._load(Ref, data["parser"], "parser")):
             parsers.append(("parser", older))
@@ -335,6 +356,11 @@ def _equivalent(entry: PluginEntry) -> PluginEntry | None:
 
 
 NOT_YET = "is not yet supported"
+CROSS_REPLICA = (
+    *("peer_discovery", "cross_replica", "cross_replica_syncer_plugin_ref", "cross_replica_sync_interval"),
+    "cross_replica_publish_timeout",
+)
+"""Fields of the section `dataLayer` for the exchange of state between replicas; kvlane's is `replicas`."""
 
 RENAMED_TYPES = {
     "by-label-selector": "label-selector-filter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -167,6 +168,10 @@ SETTINGS_TYPES: Mapping[str, SectionType] = {
         "request hook",
         remark="has no effect: see the token counts of /metrics and of the access log",
     ),
+    "outlen-bucket": SectionType(
+        NoParameters, "request hook", remark="has no effect: the length of responses is estimated from their limits"
+    ),
+    "models-responder": SectionType(NoParameters, "request hook"),
     "endpoint-notification-source": SectionType(NoParameters, "data source"),
     "k8s-notification-source": SectionType(NotificationSource, "data source"),
     "file-discovery": SectionType(FileDiscovery, "discovery", "discovery"),
@@ -197,18 +202,30 @@ class SourceRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Discovery:
+    """Where pods come from. Since `llm-d.ai/v1` the reference is in `endpoints`."""
+
+    plugin_ref: str = param("", "older spelling of endpoints.pluginRef")
+    endpoints: Ref | None = param(None, "name of a discovery")
+    peers: Any = param(None, "not yet supported")
+
+
+@dataclass(frozen=True, slots=True)
 class DataLayerSection:
     inject_defaults: bool = param(True, "scrape the core metrics even where no source is listed")
     sources: tuple[SourceRef, ...] = param((), "what is scraped")
-    discovery: Ref | None = param(None, "where pods come from")
+    discovery: Discovery | None = param(None, "where pods come from")
     peer_discovery: Any = param(None, "not yet supported")
+    cross_replica: Any = param(None, "not yet supported")
     cross_replica_syncer_plugin_ref: Any = param(None, "not yet supported")
     cross_replica_sync_interval: Any = param(None, "not yet supported")
+    cross_replica_publish_timeout: Any = param(None, "not yet supported")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHandlerSection:
-    parsers: tuple[Ref, ...] = field(default=(), metadata={"doc": "APIs that are understood"})
+    parsers: tuple[Ref, ...] = param((), "APIs that are understood")
+    propagate_priority: bool = param(False, "accepted and without effect: requests are sent without a priority")
 
 
 SHEDDABLE = -1
@@ -220,6 +237,8 @@ NO_TIMEOUT = Duration(86400.0)
 NO_CEILING = 1e9
 
 ADMITTER = "admitter"
+
+DETECTOR = "saturation detector"
 
 PROGRAM_AWARE = "program-aware-fairness"
 
@@ -242,10 +261,20 @@ class UtilizationDetector(FullPod):
     metrics_staleness_threshold: Duration | None = param(
         None, "accepted and without effect: three missed scrapes make a pod count as full"
     )
-    headroom: float = param(0.0, "accepted and without effect: pods are not filtered by it", at_least=0)
+    headroom: float = param(
+        0.0, "share above the limits up to which a profile with the detector keeps a pod", at_least=0
+    )
 
     def saturation(self) -> dict[str, Any]:
         return {"detector": "utilization", **self.limits()}
+
+    def as_filter(self) -> dict[str, Any]:
+        """Return the parameters of the utilization-filter that keeps the pods below the limits, or else all."""
+        factor = 1 + self.headroom
+        waiting = {"metric": "waiting-queue", "maxValue": _below(self.queue_depth_threshold * factor)}
+        usage = math.nextafter(self.kv_cache_util_threshold * factor, 0)
+        cache = {"metric": "kv-cache-utilization", "maxValue": min(usage, 1.0)}
+        return {"conditions": [waiting, cache], "fallbackOnEmpty": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +282,10 @@ class ConcurrencyDetector:
     concurrency_mode: Literal["requests", "tokens", "hybrid"] = param("requests", "what is counted")
     max_concurrency: int = param(100, "number of requests in flight at which a pod is full", at_least=1)
     max_token_concurrency: int = param(1_000_000, "uncached prompt tokens in flight at which a pod is full", at_least=1)
-    headroom: float = param(0.0, "accepted and without effect: pods are not filtered by it", at_least=0)
+    headroom: float = param(
+        0.0, "share above the limit up to which a profile with the detector keeps a pod", at_least=0
+    )
+    fail_open: bool = param(False, "whether a profile with the detector keeps all pods if all are full")
     in_flight_load_producer_name: str = param("", "accepted and without effect: the proxy counts by itself")
 
     def saturation(self) -> dict[str, Any]:
@@ -263,6 +295,19 @@ class ConcurrencyDetector:
             "requests": None if mode == "tokens" else self.max_concurrency,
             "tokens": None if mode == "requests" else self.max_token_concurrency,
         }
+
+    def as_filter(self) -> dict[str, Any]:
+        """Return the parameters of the utilization-filter that keeps the pods below the limits."""
+        factor, mode = 1 + self.headroom, self.concurrency_mode
+        limits = {"active-requests": self.max_concurrency, "active-tokens": self.max_token_concurrency}
+        counted = {"requests": ["active-requests"], "tokens": ["active-tokens"]}.get(mode, list(limits))
+        conditions = [{"metric": metric, "maxValue": _below(int(limits[metric] * factor))} for metric in counted]
+        return {"conditions": conditions, "fallbackOnEmpty": self.fail_open}
+
+
+def _below(limit: float) -> int:
+    """Return the largest whole number below the limit."""
+    return math.ceil(limit) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +399,8 @@ FLOW_TYPES: Mapping[str, SectionType] = {
     "static-usage-limit-policy": SectionType(StaticCeiling, "usage limit policy"),
     "soft-reflective-ceiling-policy": SectionType(ReflectiveCeiling, "usage limit policy", value="reflective"),
     "priority-holdback-policy": SectionType(Holdback, "usage limit policy"),
-    UTILIZATION: SectionType(UtilizationDetector, "saturation detector"),
-    "concurrency-detector": SectionType(ConcurrencyDetector, "saturation detector"),
+    UTILIZATION: SectionType(UtilizationDetector, DETECTOR),
+    "concurrency-detector": SectionType(ConcurrencyDetector, DETECTOR),
     "probabilistic-admitter": SectionType(Probability, ADMITTER),
     "latency-slo-admitter": SectionType(LatencyObjectives, ADMITTER),
     "sheddable-eviction-filter": SectionType(NoParameters, "eviction filter"),
@@ -378,6 +423,9 @@ class DefaultBand:
     fairness_policy_ref: str = param("", "name of a fairness policy")
     ordering_policy_ref: str = param("", "name of an ordering policy")
     priority: int | None = param(None, "accepted and without effect: the band is of all priorities without their own")
+    default_request_ttl: Duration | None = param(
+        None, "that a request of the band may wait; 0 is no limit", key="defaultRequestTTL"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +459,7 @@ class FlowControlSection:
         """Return (path, name, role) of all references; a missing name is empty."""
         detector = self.saturation_detector
         found = [
-            ("saturationDetector.pluginRef", detector.plugin_ref if detector else "", "saturation detector"),
+            ("saturationDetector.pluginRef", detector.plugin_ref if detector else "", DETECTOR),
             ("usageLimitPolicyPluginRef", self.usage_limit_policy_plugin_ref, "usage limit policy"),
         ]
         bands: list[tuple[str, DefaultBand | None]] = [
@@ -451,7 +499,7 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
         "saturation": saturation,
         "maxQueued": section.max_requests or None,
         "maxQueuedBytes": section.max_bytes or None,
-        "queueTimeout": NO_TIMEOUT if section.default_request_ttl == Duration(0.0) else section.default_request_ttl,
+        "queueTimeout": _timeout(section.default_request_ttl),
         "ceilings": _value(named, limit, "") or None,
         "leastService": next((each.least_service() for kind, each in named.values() if kind == PROGRAM_AWARE), None),
         "evictSheddable": section.enable_eviction or None,
@@ -472,12 +520,17 @@ def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[s
             "priority": priority,
             "maxQueued": bands[priority].max_requests or None,
             "maxQueuedBytes": bands[priority].max_bytes or None,
+            "queueTimeout": _timeout(bands[priority].default_request_ttl),
             "fairness": _value(named, bands[priority].fairness_policy_ref, "strict"),
             "ordering": _value(named, bands[priority].ordering_policy_ref, "fcfs"),
             "ceiling": ceiling,
         }
         for priority, ceiling in zip(priorities, limit.ceilings(priorities), strict=True)
     ]
+
+
+def _timeout(ttl: Duration | None) -> Duration | None:
+    return NO_TIMEOUT if ttl == Duration(0.0) else ttl
 
 
 def _value(named: Named, name: str, default: str) -> str:

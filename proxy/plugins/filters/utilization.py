@@ -16,8 +16,11 @@ from proxy.plugins.endpoint_data import reads_load
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"] = param(
-        doc=("metric to compare; active requests are counted by this proxy, KV cache usage is a share in [0, 1]")
+    metric: Literal["active-requests", "active-tokens", "running-requests", "waiting-queue", "kv-cache-utilization"] = (
+        param(
+            doc="metric to compare; active requests and uncached prompt tokens are counted by this proxy, KV cache "
+            "usage is a share in [0, 1]"
+        )
     )
     max_value: float = param(doc="largest value with which a pod is kept", at_least=0)
 
@@ -28,6 +31,8 @@ class Condition:
     def met_by(self, endpoint: Endpoint) -> bool:
         if self.metric == "active-requests":
             return endpoint.load.requests <= self.max_value
+        if self.metric == "active-tokens":
+            return endpoint.load.tokens <= self.max_value
         view = endpoint.view
         if self.metric == "running-requests":
             return view.running <= self.max_value

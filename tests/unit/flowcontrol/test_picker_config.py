@@ -155,15 +155,15 @@ def test_programs_are_tenants_and_the_least_served_is_first() -> None:
     assert "evictionSweepSeconds" in fault
 
 
-def test_a_profile_cannot_filter_by_a_detector() -> None:
+def test_a_profile_cannot_filter_by_a_policy() -> None:
     scheduling = {
-        "plugins": [{"type": "utilization-detector"}],
-        "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "utilization-detector"}]}],
+        "plugins": [{"type": "edf-ordering-policy"}],
+        "schedulingProfiles": [{"name": "p", "plugins": [{"pluginRef": "edf-ordering-policy"}]}],
     }
     with pytest.raises(ConfigError) as caught:
         from_mapping({"pods": PODS, "scheduling": scheduling})
     assert list(map(str, caught.value.problems)) == [
-        "scheduling.schedulingProfiles.p.plugins[0].pluginRef: 'utilization-detector' is no filter, scorer or picker"
+        "scheduling.schedulingProfiles.p.plugins[0].pluginRef: 'edf-ordering-policy' is no filter, scorer or picker"
     ]
 
 

@@ -138,6 +138,7 @@ class TestUtilization:
         ("metric", "field", "limit"),
         [
             ("active-requests", "requests", 3),
+            ("active-tokens", "tokens", 3000),
             ("running-requests", "running", 3),
             ("waiting-queue", "waiting", 3),
             ("kv-cache-utilization", "kv_usage", 0.5),

@@ -47,7 +47,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
     assert sorted(map(str, caught.value.problems)) == sorted(
         [
             "unknown field 'plugin'; did you mean 'plugins'?",
-            "apiVersion: must be one of llm-d.ai/v1alpha1, inference.networking.x-k8s.io/v1alpha1, "
+            "apiVersion: must be one of llm-d.ai/v1, llm-d.ai/v1alpha1, inference.networking.x-k8s.io/v1alpha1, "
             "not 'llm-d.ai/v1alpha2'",
             "featureGates[0]: unknown feature gate 'flowControll'; did you mean 'flowControl'?",
             "featureGates[1]: 'haPopulateNonLeaderDatastore' must be true or false, not 'maybe'",

@@ -172,6 +172,7 @@ def test_two_indexes_and_a_reader_of_neither() -> None:
 @pytest.mark.parametrize(
     "version",
     [
+        "llm-d.ai/v1",
         "llm-d.ai/v1alpha1",
         "inference.networking.x-k8s.io/v1alpha1",
         "config.x-k8s.io/v1alpha1",
@@ -182,6 +183,73 @@ def test_the_versions_and_the_name_of_an_object_in_the_guides(version: str) -> N
     made = document({"type": "queue-scorer"}, apiVersion=version, metadata={"name": "epp"})
     assert not made.problems
     assert not made.remarks
+
+
+@pytest.mark.parametrize("discovery", [{"pluginRef": "pods"}, {"endpoints": {"pluginRef": "pods"}}], ids=str)
+def test_the_discovery_of_both_versions(discovery: dict[str, Any]) -> None:
+    plugin = {"name": "pods", "type": "file-discovery", "parameters": {"path": "pods.yaml"}}
+    made = document(plugin, dataLayer={"discovery": discovery})
+    assert made.data_layer.discovery is not None
+    wrong = {key: {"pluginRef": "pds"} if key == "endpoints" else "pds" for key in discovery}
+    with pytest.raises(ConfigError, match="no plugin is named 'pds'; did you mean 'pods'"):
+        document(plugin, dataLayer={"discovery": wrong})
+
+
+@pytest.mark.parametrize("section", [{"crossReplica": {"syncInterval": "1s"}}, {"discovery": {"peers": {}}}], ids=str)
+def test_the_exchange_between_replicas_is_not_supported(section: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is not yet supported"):
+        document({"type": "queue-scorer"}, dataLayer=section)
+
+
+def test_a_band_may_have_a_time_limit_of_its_own() -> None:
+    bands = [{"priority": 2, "defaultRequestTTL": "5s"}, {"priority": 1, "defaultRequestTTL": "0s"}, {"priority": 0}]
+    made = document(featureGates=["flowControl"], flowControl={"priorityBands": bands})
+    assert [band["queueTimeout"] for band in made.flow_control["bands"]] == [5.0, 86400.0, None]
+
+
+def test_priorities_are_not_propagated_and_buckets_are_not_filled_and_remarks_say_so() -> None:
+    made = document({"type": "outlen-bucket"}, {"type": "models-responder"}, requestHandler={"propagatePriority": True})
+    assert remarks(made) == ["plugins.outlen-bucket", "requestHandler.propagatePriority"]
+    assert not document(requestHandler={"propagatePriority": False}).remarks
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "limits", "falls_back"),
+    [
+        ("utilization-detector", {}, {"waiting-queue": 4, "kv-cache-utilization": 0.8}, True),
+        (
+            "utilization-detector",
+            {"queueDepthThreshold": 128, "kvCacheUtilThreshold": 0.95, "headroom": 0.2},
+            {"waiting-queue": 153, "kv-cache-utilization": 1.0},
+            True,
+        ),
+        ("concurrency-detector", {"maxConcurrency": 32, "headroom": 0.25}, {"active-requests": 39}, False),
+        (
+            "concurrency-detector",
+            {"maxTokenConcurrency": 1000, "concurrencyMode": "tokens", "failOpen": True},
+            {"active-tokens": 999},
+            True,
+        ),
+        (
+            "concurrency-detector",
+            {"concurrencyMode": "hybrid"},
+            {"active-requests": 99, "active-tokens": 999_999},
+            False,
+        ),
+    ],
+)
+def test_a_detector_in_a_profile_keeps_the_pods_below_its_limits(
+    kind: str, given: dict[str, Any], limits: dict[str, float], falls_back: bool
+) -> None:
+    profile = {"name": "default", "plugins": refs("full", "queue-scorer")}
+    detector = {"name": "full", "type": kind, "parameters": given}
+    made = document(detector, {"type": "queue-scorer"}, schedulingProfiles=[profile])
+    (entry,) = (entry for entry in made.plugins if entry.label == "full")
+    assert entry.type == "utilization-filter"
+    found = {one["metric"]: one["maxValue"] for one in parameters(made, "full")["conditions"]}
+    assert found == pytest.approx(limits)
+    assert parameters(made, "full")["fallbackOnEmpty"] is falls_back
+    assert [ref.plugin_ref for ref in made.profiles[0].plugins] == ["full", "queue-scorer"] if made.profiles else False
 
 
 def test_a_section_without_its_gate_has_no_effect() -> None:
