@@ -118,7 +118,7 @@ def test_a_value_is_shared(tmp_path: Path) -> None:
         "shared.publish = lambda kind, body: apps[1]._replica.state.receive(7, kind, body)\n"
         "first.quarantine(b'poison')\n"
         "first.on_quarantine(b'poison')\n"
-        "for kind, body in shared.memory(0.01):\n"
+        "for kind, body in shared.lasting(0.01):\n"
         "    apps[2]._replica.state.receive(7, kind, body)\n"
         "print([*second.entries, *late.entries], RecordKind.QUARANTINE in SHARED)\n"
     )
