@@ -149,9 +149,9 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: bytes, outcome: O
     try:
         async with session.post(url, data=body, headers={"content-type": "application/json"}) as response:
             response.raise_for_status()
-            await response.content.readany()
+            begun = await response.content.readany()
             first = time.perf_counter() - started
-            usage = demo._usage(await response.read())
+            usage = demo._usage(begun + await response.read())
     except aiohttp.ClientError:
         outcome.failed += 1
         return

@@ -84,7 +84,8 @@ def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]
     scorers = sorted({name for of_profile in made.shares().values() for name in of_profile})
     for name in weights:
         if name not in scorers:
-            raise BadRequest(f"No profile has the scorer '{name}'{suggestion(name, scorers)}.", param=f"weights.{name}")
+            advice = suggestion(name, scorers) or "."
+            raise BadRequest(f"No profile has the scorer '{name}'{advice}", param=f"weights.{name}")
     written = {entry.label for entry in document.plugins}
     injected = [PluginEntry(one.type, one.name) for one in made.effective.plugins if one.name not in written]
     profiles = []

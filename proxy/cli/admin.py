@@ -265,6 +265,7 @@ async def _top(url: str, key: str, once: bool, view: View) -> None:
         elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown"):
             await shown.live()
         else:
+            await shown.print(REDRAW_INTERVAL)
             while True:
                 await shown.print(READ_INTERVAL)
 

@@ -22,7 +22,7 @@ import orjson
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from proxy import outbound
 from proxy.app import App
@@ -38,6 +38,8 @@ DOCUMENTS = 24
 DOCUMENT_BYTES = 24_000
 REQUESTS_PER_SECOND = 16.0
 RESPONSE_TOKENS = 24
+BAR_WIDTH = 10
+"""Columns of the progress bar, so that its line fits into 80."""
 WORDS = ("the", "pod", "holds", "a", "prefix", "in", "its", "cache", "so", "that", "first", "token", "comes", "soon")
 
 
@@ -133,12 +135,12 @@ def demo(seconds: float, ranks: int, as_json: bool) -> None:
 
 async def _compare(comparison: Comparison, seconds: float, console: Console) -> dict[str, dict[str, Any]]:
     console.print(
-        f"{comparison.title}; {DOCUMENTS} documents of {DOCUMENT_BYTES // 4000}k tokens; "
+        f"{comparison.title}\n{DOCUMENTS} documents of {DOCUMENT_BYTES // 4000}k tokens; "
         f"{REQUESTS_PER_SECOND:g} questions a second, each about one of them\n"
     )
     results = {}
     with Progress(
-        TextColumn("{task.description:>21}"), BarColumn(), TextColumn("{task.fields[live]}"), console=console
+        TextColumn("{task.description:>21}"), BarColumn(BAR_WIDTH), TextColumn("{task.fields[live]}"), console=console
     ) as bar:
         for policy, settings in comparison.settings.items():
             task = bar.add_task(policy, total=seconds, live="")
@@ -235,25 +237,29 @@ async def _send_question(session: aiohttp.ClientSession, url: str, body: bytes, 
     try:
         async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as response:
             response.raise_for_status()
-            await response.content.readany()
-            outcome.ttft.append(loop.time() - sent)
-            outcome.pods[response.headers["x-kvlane-endpoint"]] += 1
-            usage = _usage(await response.read())
+            begun = await response.content.readany()
+            first = loop.time() - sent
+            usage = _usage(begun + await response.read())
     except aiohttp.ClientError:
         outcome.failed += 1
         return
+    outcome.ttft.append(first)
+    outcome.pods[response.headers["x-kvlane-endpoint"]] += 1
     outcome.prompt_tokens += usage["prompt_tokens"]
     outcome.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def _usage(stream: bytes) -> dict[str, Any]:
-    event = next(line for line in reversed(stream.splitlines()) if line.startswith(b"data: {"))
-    usage: dict[str, Any] = orjson.loads(event[6:])["usage"]
+    """Return the usage of a stream. Raise ClientPayloadError if its last event has none."""
+    event = next((line for line in reversed(stream.splitlines()) if line.startswith(b"data: {")), b"data: {}")
+    usage: dict[str, Any] | None = orjson.loads(event[6:]).get("usage")
+    if usage is None:
+        raise aiohttp.ClientPayloadError("the stream has no usage")
     return usage
 
 
 def _show(console: Console, comparison: Comparison, results: dict[str, dict[str, Any]]) -> None:
-    table = Table("", "TTFT p50", "TTFT p90", "prefix hits", f"share of each {comparison.place}")
+    table = Table(Column(no_wrap=True), "TTFT p50", "TTFT p90", "prefix hits", f"share of each {comparison.place}")
     for policy, row in results.items():
         shares = "  ".join(f"{share:.0%}" for share in row[f"{comparison.place}_shares"].values())
         ttft = (f"{row[name]:.2f} s" for name in ("ttft_p50_seconds", "ttft_p90_seconds"))

@@ -36,13 +36,17 @@ def _of_config(name: str, number: click.ParamType[Any], help: str | None = None)
     return click.option(f"--{name}", type=number, default=default, show_default=True, help=help)
 
 
+LARGEST_PORT = 65535
 COUNT, FACTOR = click.IntRange(1), click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the pods.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), required=True, help="Port of the first pod; the others use the next ports."
+    "--port",
+    type=click.IntRange(1, LARGEST_PORT),
+    required=True,
+    help="Port of the first pod; the others use the next ports.",
 )
 @click.option("--pods", type=COUNT, default=1, show_default=True, help="Number of pods.")
 @click.option(
@@ -89,7 +93,7 @@ COUNT, FACTOR = click.IntRange(1), click.FloatRange(min=0, min_open=True)
 @click.option("--ignore-rank", is_flag=True, help="Ignore X-data-parallel-rank, as vLLM before 0.10 does.")
 @click.option(
     "--kv-events-port",
-    type=click.IntRange(0, 65535),
+    type=click.IntRange(0, LARGEST_PORT),
     default=DEFAULT.kv_events_port,
     help="Port of the KV events of the first pod; further ranks and pods use the next ports.  [default: none]",
 )
@@ -115,11 +119,13 @@ def sim(
     kvlane sim --port 8101 --data-parallel-size 8
     kvlane sim --port 8101 --pods 2 --gpu h100-llama-3.1-8b --gpu a100-llama-3.1-8b
 
-    Ctrl-C ends them. Exit code 1: a port is in use.
+    Ctrl-C ends them. Exit code 1: a port is in use. 2: there are not enough ports after the first.
     """
     config = SimConfig(lora_adapters=lora, connector=connector if roles else "", **fields)
     kinds = [HARDWARE[name].equip(config) for name in gpu] or [config]
     each: list[Role] = roles or ["both"] * pods
+    if (last := port + len(each) - 1) > LARGEST_PORT:
+        raise click.UsageError(f"{len(each)} pods need the ports {port} to {last}; the largest port is {LARGEST_PORT}")
     configs = []
     for at, role in enumerate(each):
         own = replace(kinds[at % len(kinds)], noise_seed=at, role=role)

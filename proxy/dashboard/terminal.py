@@ -200,12 +200,16 @@ def _who(picture: FleetPicture, wrong: str) -> Text:
         return Text(wrong, style="bold white on red")
     about, pods = picture.about, picture.rows()
     config, states = about.get("config") or {}, Counter(pod.condition for pod in pods)
-    parts = [f"kvlane {about.get('version', '')}".strip(), f"{len(pods)} pods"]
+    parts = [f"kvlane {about.get('version', '')}".strip(), _pods(len(pods))]
     parts += [f"{count} {state}" for state, count in states.most_common()]
     parts += [f"configuration {config['number']}"] if "number" in config else []
     parts += ["PANIC: requests go to all pods"] if about.get("panics") else []
     parts += ["STOPPING"] if about.get("stopping") else []
     return Text(" · ".join(parts), style="bold")
+
+
+def _pods(count: int) -> str:
+    return f"{count} pod{'s' * (count != 1)}"
 
 
 def _totals(picture: FleetPicture, now: float) -> list[Text]:
@@ -219,9 +223,9 @@ def _totals(picture: FleetPicture, now: float) -> list[Text]:
     ]
     percentiles: Sequence[float] = point.get("ttft") or ()
     median, p90, *_ = *percentiles, None, None
-    failing = point["failed"] + point["refused"] if "failed" in point else None
     ttft = f"TTFT p50 {seconds(median)} p90 {seconds(p90)}"
-    rates = [f"{number(point.get('good'))} req/s", f"{number(failing)} failing", ttft]
+    outcomes = {"good": "req/s", "failed": "failed/s", "refused": "refused/s"}
+    rates = [*(f"{number(point.get(key))} {unit}" for key, unit in outcomes.items()), ttft]
     # Responses without usage count 0 tokens, so a 0 from responses means that the number is unknown.
     source = point.get("tokensFrom")
     out, into = (point.get(key) if source == "pods" else point.get(key) or None for key in ("out", "in"))
@@ -238,7 +242,7 @@ def _totals(picture: FleetPicture, now: float) -> list[Text]:
 def _foot(view: View, rows: Sequence[PodView], shown: int) -> Text:
     by = COLUMNS[view.order.at].title + (" reversed" if view.order.is_reversed else "")
     pods = sum(row.rank_of is None for row in rows)
-    where = f"{view.top + 1}-{view.top + shown} of {len(rows)}" if shown < len(rows) else f"{pods} pods"
+    where = f"{view.top + 1}-{view.top + shown} of {len(rows)}" if shown < len(rows) else _pods(pods)
     ranks = "  o ranks" if any(row.ranks for row in rows) else ""
     keys = f"q quit  s/S sort  r reverse{ranks}  ↑↓ PgUp PgDn scroll"
     return Text(f"{where} by {by}   {keys}", style="dim")

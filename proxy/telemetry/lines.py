@@ -165,10 +165,10 @@ MODE = 0o600
 
 class RotatingFile:
     """A file that rotates. One thread of each process uses it; `lock` is a file that all of them can open. `head`
-    returns the first lines of a new file. A full file is renamed to `PATH.1`, the previous one to `PATH.2`, up to
-    `keep`; the oldest is removed."""
+    returns the first lines of a new file, before the lines to write. A full file is renamed to `PATH.1`, the previous
+    one to `PATH.2`, up to `keep`; the oldest is removed."""
 
-    def __init__(self, path: Path, lock: Path, max_size: int, keep: int, head: Callable[[], bytes]) -> None:
+    def __init__(self, path: Path, lock: Path, max_size: int, keep: int, head: Callable[[bytes], bytes]) -> None:
         self._path = path
         self._lock = lock
         self._max_size = max_size
@@ -186,8 +186,9 @@ class RotatingFile:
             with _opened(self._path, os.O_RDWR | os.O_APPEND) as descriptor:
                 size = os.fstat(descriptor).st_size
                 is_partial = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                before = b"\n" * is_partial if size else self._head(lines)
                 try:
-                    write_all(partial(os.write, descriptor), (b"\n" * is_partial if size else self._head()) + lines)
+                    write_all(partial(os.write, descriptor), before + lines)
                 except OSError:
                     os.ftruncate(descriptor, size)
                     raise

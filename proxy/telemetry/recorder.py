@@ -152,8 +152,8 @@ class RequestRecorder(Listener):
                 found.append(_pod_line(pod.name, size))
         return found
 
-    def _head(self) -> bytes:
-        """Return the first lines of a file; called in the writer's thread."""
+    def _head(self, lines: bytes) -> bytes:
+        """Return the first lines of a file, before these `lines`; called in the writer's thread."""
         head = {
             "kvlane_record": VERSION,
             "started": self._started,
@@ -161,7 +161,8 @@ class RequestRecorder(Listener):
             "salt": self._salt.fingerprint,
         }
         first = orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE)
-        return b"".join([first, *(_pod_line(name, size) for name, size in self._pods.items())])
+        pods = (_pod_line(name, size) for name, size in self._pods.items())
+        return b"".join([first, *(pod for pod in pods if pod not in lines)])
 
 
 def key_path(path: Path) -> Path:

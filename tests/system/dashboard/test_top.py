@@ -87,6 +87,13 @@ def test_counts_of_several_workers_change_with_points_and_rates_cover_the_time_i
         assert picture.rows()[0].rate == (expected if expected is None else pytest.approx(expected))
 
 
+def test_failed_and_refused_requests_are_shown_apart() -> None:
+    picture = FleetPicture()
+    point = {"t": 98.0, "good": 7.0, "failed": 1.0, "refused": 120.0}
+    picture.apply("all", {**everything({}), "points": [point]}, 0.0)
+    assert "7 req/s · 1 failed/s · 120 refused/s" in screen(picture, View(), (80, 24), 0.0).plain
+
+
 def test_a_restarted_proxy_replaces_the_whole_picture() -> None:
     picture = picture_of({"a": row(sent=1000), "b": row()})
     picture.apply("all", everything({"a": row(sent=2)}), 1.0)
@@ -458,6 +465,13 @@ async def until_drawn(drawn: Drawn, text: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while text not in drawn.text:
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods")])
+def test_one_pod_is_counted_in_the_singular(count: int, words: str) -> None:
+    lines = screen(picture_of({f"pod-{n}": row() for n in range(count)}), View(), (80, 24), 0.0).plain.split("\n")
+    assert f" · {words}" in lines[0]
+    assert lines[-1].startswith(f"{words} by")
 
 
 def test_the_header_has_as_many_lines_as_the_screen_reserves() -> None:

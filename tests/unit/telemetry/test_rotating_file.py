@@ -11,7 +11,7 @@ from proxy.telemetry.lines import RotatingFile
 
 
 def file(path: Path, max_size: int = 1_000_000, keep: int = 2) -> RotatingFile:
-    return RotatingFile(path, path.with_name("lock"), max_size, keep, lambda: b"head\n")
+    return RotatingFile(path, path.with_name("lock"), max_size, keep, lambda lines: b"head\n")
 
 
 @contextmanager

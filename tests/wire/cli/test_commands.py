@@ -214,6 +214,12 @@ def test_an_invalid_port_is_refused(command: tuple[str, ...]) -> None:
     assert "70000" in result.output
 
 
+def test_simulated_pods_beyond_the_last_port_are_refused() -> None:
+    result = run("sim", "--port", "65534", "--pods", "5")
+    assert result.exit_code == 2
+    assert "5 pods need the ports 65534 to 65538; the largest port is 65535" in result.output
+
+
 STATE = {
     "scheduling": {"plugins": [{"type": "queue-scorer"}]},
     "endpoints": [{"name": "a", "metrics": {"waiting": 3}}, {"name": "b"}],

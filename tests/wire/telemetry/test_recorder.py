@@ -117,6 +117,21 @@ async def test_streams_adapters_refusals_and_pods_differ(tmp_path: Path) -> None
     assert pods[0] == {"pod": stream["pod"], "block_size": 16, "blocks": 8192}
 
 
+async def test_a_pod_has_one_line_in_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "INTERVAL", 0.01)
+    path = tmp_path / "record.jsonl"
+    async with recording(path) as s:
+        await s.chat("one")
+        await until(path.exists)
+        path.rename(tmp_path / "older.jsonl")
+        await s.chat("two")
+        await until(path.exists)
+    for file in (path, tmp_path / "older.jsonl"):
+        pods = [line["pod"] for line in lines(file) if "blocks" in line]
+        assert pods
+        assert len(set(pods)) == len(pods)
+
+
 async def test_a_record_can_be_replayed(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     async with recording(path) as s:
