@@ -9,7 +9,7 @@ from typing import Literal
 from proxy.core.endpoint import Endpoint
 from proxy.telemetry.exposition import MetricSpec, parse_spec
 
-Engine = Literal["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton", "llamacpp"]
+Engine = Literal["vllm", "sglang", "atom", "trtllm-serve", "triton-tensorrt-llm", "triton", "llamacpp"]
 
 DEFAULT_ENGINE: Engine = "vllm"
 
@@ -107,6 +107,12 @@ DIALECTS: Mapping[str, Dialect] = {
         generation_tokens=specs("sglang:generation_tokens_total", "sglang_generation_tokens_total"),
         rank_label="dp_rank",
         lists_all_ranks=False,
+    ),
+    "atom": Dialect(
+        waiting=specs("atom:num_requests_waiting"),
+        running=specs("atom:num_requests_running"),
+        kv_usage=specs("atom:kv_cache_usage_perc"),
+        cache_info=specs("atom:cache_config_info"),
     ),
     "trtllm-serve": Dialect(
         waiting=specs("trtllm_num_requests_waiting"),

@@ -333,7 +333,8 @@ class FlowControl(Admission):
     async def _wait(self, ticket: QueueTicket) -> None:
         """Wait for admission. Raise FlowControlRefusal."""
         entry, now = ticket.entry, self._clock.now()
-        expires, needed = entry.since + entry.band.timeout, self._needed_by(entry)
+        timeout = entry.band.timeout_of(entry.request)
+        expires, needed = entry.since + timeout, self._needed_by(entry)
         seconds = min(expires, needed) - now
         try:
             async with asyncio.timeout(seconds if seconds < math.inf else None):
@@ -342,7 +343,7 @@ class FlowControl(Admission):
             if ticket in self._inside:
                 return
             if expires <= needed:
-                late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {entry.band.timeout:g} s.")
+                late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {timeout:g} s.")
             else:
                 late = DeadlineExceeded(f"No pod had capacity before the {self._name_of(entry)} of the request.")
             raise self.refusal(entry, late) from None

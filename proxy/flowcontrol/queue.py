@@ -15,10 +15,14 @@ from zlib import crc32
 
 from proxy.core.attempt import Attempt
 from proxy.core.errors import FlowControlRefusal
+from proxy.core.params import parse_duration
 from proxy.core.ports import IDENTITY
 from proxy.core.request import InferenceRequest
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
 from proxy.latency.forecast import objectives
+
+TTL_HEADER = "x-llm-d-inference-ttl"
+"""Header with which a client limits the time in the queue, as a duration in Go's notation."""
 
 SPARE = 0.05
 """Share of the queue that is closed to requests that would soon be dropped for others: better refused at once."""
@@ -339,10 +343,20 @@ class Band:
             if flow.entries:
                 yield tenant, len(flow.entries), next(iter(flow.entries)).since
 
+    def timeout_of(self, request: InferenceRequest) -> float:
+        """Return how long the request may wait: as long as any of the band, or less on the client's request."""
+        given = request.headers.get(TTL_HEADER)
+        if given is None:
+            return self.timeout
+        try:
+            return min(parse_duration(given) or self.timeout, self.timeout)
+        except ValueError:  # an invalid header limits nothing
+            return self.timeout
+
     def key(self, request: InferenceRequest, since: float) -> float:
         """Within a flow the smallest goes first."""
         if self.ordering == "edf":
-            return min(request.deadline, since + self.timeout)
+            return min(request.deadline, since + self.timeout_of(request))
         if self.ordering == "slo-deadline":
             return request.received_at + ttft_objective(request)
         return since

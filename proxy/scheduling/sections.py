@@ -22,6 +22,7 @@ class HttpSource:
     ca_cert_path: str | None = param(None, "file of the certificate authorities of the pods")
     client_cert_path: str | None = param(None, "file of the client certificate")
     client_key_path: str | None = param(None, "file of the key of the client certificate")
+    families: tuple[str, ...] = param((), "accepted and without effect: only the metrics that are used are parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class DcgmSource:
 class CustomMetric:
     attribute_key: str = param(doc="name of the endpoint attribute")
     metric_spec: str = param(doc="`name` or `name{label=value}`")
+    optional: bool = param(False, "accepted and without effect: any metric may be missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,7 @@ class UtilizationDetector(FullPod):
     metrics_staleness_threshold: Duration | None = param(
         None, "accepted and without effect: three missed scrapes make a pod count as full"
     )
+    staleness_policy: str = param("", "accepted and without effect, as metricsStalenessThreshold")
     headroom: float = param(
         0.0, "share above the limits up to which a profile with the detector keeps a pod", at_least=0
     )

@@ -16,6 +16,9 @@ from proxy.latency.forecast import LatencyForecast, reads_forecast
 from proxy.plugins.endpoint_data import reads_load
 from proxy.prefix.match import PrefixMatch, reads_prefix_match
 
+PEAK = 15928.0
+"""The default of llm-d, measured with a model of 32 billion parameters on two H100."""
+
 
 @plugin("prefix-cache-affinity-filter")
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,18 @@ class PrefixCacheAffinityFilter(Filter):
     ttft_source: Literal["prefillThroughput", "latencyPredictor"] = param(
         "prefillThroughput", "how the time to first token is estimated"
     )
-    peak_prefill_throughput: float = param(15928.0, "prompt tokens that a pod computes per second", more_than=0)
+    peak_prefill_throughput: float = param(PEAK, "prompt tokens that a pod computes per second", more_than=0)
+    prefill_calibration_file: str = param("", "accepted and without effect: see peakPrefillThroughput")
+    prefill_calibration_fingerprint: str = param("", "accepted and without effect, as prefillCalibrationFile")
+    prefill_calibration_required: bool = param(False, "true needs peakPrefillThroughput, as files are not read")
     match: DataKey[PrefixMatch] = reads_prefix_match()
     load: DataKey[int] = reads_load()
     forecast: DataKey[LatencyForecast] = reads_forecast()
+
+    def __post_init__(self) -> None:
+        is_read = self.ttft_source == "prefillThroughput" and self.max_ttft_penalty_ms > 0
+        if self.prefill_calibration_required and is_read and self.peak_prefill_throughput == PEAK:
+            raise ValueError("prefillCalibrationRequired: files are not read; set peakPrefillThroughput instead")
 
     @property
     def requires(self) -> tuple[DataKey[Any], ...]:

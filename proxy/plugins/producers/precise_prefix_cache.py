@@ -60,6 +60,7 @@ class KvEventsConfig:
     )
     concurrency: int = param(4, UNUSED + "one loop does it")
     engine_type: Literal["vllm", "sglang"] = param("vllm", UNUSED + "both are understood")
+    tracing: bool = param(False, UNUSED + "events have no spans")
 
 
 @dataclass(frozen=True, slots=True)

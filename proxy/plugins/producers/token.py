@@ -40,6 +40,11 @@ class Server:
     url: str = param("http://localhost:8000", "base URL of a vLLM server with --enable-scale-out")
     timeout: Duration = param(Duration(5.0), "timeout of one request; all producers together have 0.4 s", more_than=0)
     mm_timeout: Duration = param(Duration(30.0), "accepted and without effect: prompts with media are not sent")
+    endpoint_discovery: Mapping[str, Any] | None = param(
+        None, "request token ids from the pods instead, as the mode pod; its fields have no effect"
+    )
+    messages_render_mode: str = param("", "accepted and without effect: messages of Anthropic's API are estimated")
+    prefill_only: bool = param(False, "accepted and without effect: no limit of the response is sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,9 @@ class TokenProducer(DataProducer):
                     mode.exclude_tools_when_tool_choice_none,
                 )
             )
-        if self.vllm is not None:
+        if self.vllm is not None and self.vllm.endpoint_discovery is None:
             return self.tokenizers.remote(RemoteTokenizer(self.vllm.url, self.model_name, self.vllm.timeout))
-        if self.pod is not None or self.uds is not None or (self.model_name and not self.estimate):
+        by_pods = self.pod is not None or self.uds is not None or self.vllm is not None
+        if by_pods or (self.model_name and not self.estimate):
             return self.tokenizers.remote(RemoteTokenizer("", self.model_name, POD_TIMEOUT))
         return None

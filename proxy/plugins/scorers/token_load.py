@@ -27,6 +27,7 @@ class TokenLoadScorer(Scorer):
     queue_threshold_tokens: int = param(
         DEFAULT_THRESHOLD, f"tokens at which the score is 0; not above 0: {DEFAULT_THRESHOLD}"
     )
+    non_text_token_weight: float = param(1.0, "accepted and without effect: tokens of media count as tokens of text")
     load: DataKey[int] = reads_load()
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:

@@ -133,6 +133,16 @@ def test_sglang_is_parsed_with_both_prefixes() -> None:
         assert (metrics.block_size, metrics.blocks, metrics.prefix_hits) == (64, 1000, 5)
 
 
+def test_atom_is_parsed() -> None:
+    text = (
+        b"atom:num_requests_waiting 1\natom:num_requests_running 2\natom:kv_cache_usage_perc 0.5\n"
+        b'atom:cache_config_info{block_size="16",num_gpu_blocks="400"} 1\n'
+    )
+    metrics = parse(text, DIALECTS["atom"])
+    assert (metrics.waiting, metrics.running, metrics.kv_usage) == (1, 2, 0.5)
+    assert (metrics.block_size, metrics.blocks) == (16, 400)
+
+
 def test_trtllm_serve_is_parsed() -> None:
     text = (
         b"trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\n"

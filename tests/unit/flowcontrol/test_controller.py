@@ -400,6 +400,28 @@ async def test_the_queue_is_bounded_in_requests_and_bytes() -> None:
         assert list(it.refused) == ["b"]
 
 
+async def test_a_client_may_shorten_the_queue_timeout() -> None:
+    async with world(max_concurrent=1, queue_timeout=30.0) as it:
+        await it.come("a")
+        await it.come("b", headers={"x-llm-d-inference-ttl": "20ms"})
+        await it.come("c")
+        await asyncio.sleep(0.05)
+        await it.settle()
+        assert list(it.refused) == ["b"]
+        assert it.refused["b"].reason is Reason.TTL_EXPIRED
+        assert "within 0.02 s" in str(it.refused["b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("1500ms", 1.5), ("1m", 30.0), ("0s", 30.0), ("0", 30.0), ("soon", 30.0), ("-1s", 30.0)]
+)
+async def test_only_a_positive_and_shorter_time_in_the_queue_counts(given: str, seconds: float) -> None:
+    async with world(max_concurrent=1, queue_timeout=30.0) as it:
+        await it.come("a", "b")
+        request = InferenceRequest("r", "/", "m", headers={"x-llm-d-inference-ttl": given})
+        assert it.control.queue.bands[0].timeout_of(request) == seconds
+
+
 async def test_a_request_that_exceeds_the_queue_timeout_is_refused() -> None:
     async with world(max_concurrent=1, queue_timeout=0.02) as it:
         await it.come("a", "b")

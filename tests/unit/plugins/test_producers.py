@@ -35,7 +35,16 @@ class TestTokens:
         assert message in fault("token-producer", **given)
 
     @pytest.mark.parametrize(
-        "given", [{"vllm": {}}, {"pod": {}}, {"uds": {}}, {"local": {"model": "m"}}, {"modelName": "m"}], ids=str
+        "given",
+        [
+            {"vllm": {}},
+            {"pod": {}},
+            {"uds": {}},
+            {"vllm": {"endpointDiscovery": {}}},
+            {"local": {"model": "m"}},
+            {"modelName": "m"},
+        ],
+        ids=str,
     )
     async def test_remote_modes_provide_token_ids_and_fall_back_to_estimates(self, given: Any) -> None:
         incoming = await produced("token-producer", request(7), **given)

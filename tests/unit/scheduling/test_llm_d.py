@@ -109,7 +109,7 @@ def test_a_detector_with_the_name_of_the_default_needs_no_reference(section: dic
     assert made.flow_control["saturation"]["queueDepth"] == 3
 
 
-@pytest.mark.parametrize("engine", ["", "vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton"])
+@pytest.mark.parametrize("engine", ["", "vllm", "sglang", "atom", "trtllm-serve", "triton-tensorrt-llm", "triton"])
 def test_every_engine_that_llm_d_knows_may_be_the_default(engine: str) -> None:
     document({"type": "core-metrics-extractor", "parameters": {"defaultEngine": engine, "engineLabelKey": ""}})
 
@@ -250,6 +250,36 @@ def test_a_detector_in_a_profile_keeps_the_pods_below_its_limits(
     assert found == pytest.approx(limits)
     assert parameters(made, "full")["fallbackOnEmpty"] is falls_back
     assert [ref.plugin_ref for ref in made.profiles[0].plugins] == ["full", "queue-scorer"] if made.profiles else False
+
+
+def test_parameters_of_later_releases_without_effect_are_accepted() -> None:
+    made = document(
+        {"type": "metrics-data-source", "parameters": {"families": ["vllm:num_requests_waiting"]}},
+        {
+            "type": "core-metrics-extractor",
+            "parameters": {
+                "engineConfigs": [
+                    {"name": "x", "customMetrics": [{"attributeKey": "a", "metricSpec": "b", "optional": True}]}
+                ]
+            },
+        },
+        {"type": "utilization-detector", "parameters": {"stalenessPolicy": "saturated"}},
+        {"type": "precise-prefix-cache-producer", "parameters": {"kvEventsConfig": {"tracing": True}}},
+        {"type": "token-load-scorer", "parameters": {"nonTextTokenWeight": 2.0}},
+        {
+            "type": "prefix-cache-affinity-filter",
+            "parameters": {"prefillCalibrationFile": "/c.json", "prefillCalibrationFingerprint": "sha256:0"},
+        },
+    )
+    assert not made.problems
+
+
+def test_a_calibration_that_is_required_must_be_written_as_the_number() -> None:
+    needed = {"prefillCalibrationRequired": True}
+    with pytest.raises(ConfigError, match="prefillCalibrationRequired: files are not read; set peakPrefillThroughput"):
+        document({"type": "prefix-cache-affinity-filter", "parameters": needed})
+    for more in ({"peakPrefillThroughput": 9000}, {"ttftSource": "latencyPredictor"}, {"maxTTFTPenaltyMs": 0}):
+        document({"type": "prefix-cache-affinity-filter", "parameters": {**needed, **more}})
 
 
 def test_a_section_without_its_gate_has_no_effect() -> None:
