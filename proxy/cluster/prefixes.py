@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from struct import Struct
-from struct import error as StructError
 from sys import byteorder
 from zlib import crc32
 
 from proxy.cluster.messages import InvalidMessage, RecordKind, longs, read_longs, read_words, record, words
-from proxy.cluster.shared import Records, Shared, pod_number
+from proxy.cluster.shared import PER_RECORD, Records, Shared, pod_number
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
 from proxy.prefix.forest import Holding, PodMemory, Reservation
@@ -128,11 +127,8 @@ class IndexChanges:
 
     @staticmethod
     def read(body: bytes) -> IndexChanges:
-        """Return the moves in a record. Raise InvalidMessage."""
-        try:
-            _, settled, reserved, pods, hashes, last = _HEAD.unpack_from(body)
-        except StructError:
-            raise InvalidMessage("the head of moves is cut off") from None
+        """Return the moves in a record. Raise one of UNREADABLE."""
+        _, settled, reserved, pods, hashes, last = _HEAD.unpack_from(body)
         at = _HEAD.size + 8 * hashes
         numbers = read_longs(body, at, pods)
         found = read_words(body, at + 8 * pods, settled + reserved + pods + last)
@@ -161,8 +157,6 @@ JOURNAL_BYTES = 4 * 1024 * 1024
 
 WHOLE_CHAINS_EVERY = 60.0
 """Seconds after which whole chains are published again, for processes that dropped what they continue."""
-
-PER_RECORD = 100
 
 MOST_RESERVED = 50_000
 """Largest number of reservations of one peer: it has one for each chain of its requests in flight."""
@@ -373,11 +367,14 @@ class SharedIndex(PrefixIndex, Shared):
 
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         """Records of other indexes are skipped."""
-        try:
-            if _TAG.unpack_from(body)[0] == self._tag:
-                _RECEIVE[kind](self, peer, body)
-        except StructError:
-            raise InvalidMessage(f"{kind.name} is cut off") from None
+        if _TAG.unpack_from(body)[0] != self._tag:
+            return
+        if kind is RecordKind.MOVES:
+            self._receive_moves(peer, body)
+        elif kind is RecordKind.FORGET:
+            self._receive_forget(body)
+        else:
+            self._receive_memory(body)
 
     def vanished(self, peer: int) -> None:
         """End the requests of a peer that has left."""
@@ -429,12 +426,12 @@ class SharedIndex(PrefixIndex, Shared):
             if each & 1 and not reservation.pod.retired:
                 keep({key: packed}, True)
 
-    def _receive_forget(self, peer: int, body: bytes) -> None:
+    def _receive_forget(self, body: bytes) -> None:
         endpoint = self._find(_FORGET.unpack(body)[1])
         if endpoint is not None:
             self.forget(endpoint)
 
-    def _receive_memory(self, peer: int, body: bytes) -> None:
+    def _receive_memory(self, body: bytes) -> None:
         """Only this process receives it: it has just joined."""
         _, number, capacity, hashes = _MEMORY.unpack_from(body)
         packed, endpoint = body[_MEMORY.size :], self._find(number)
@@ -456,10 +453,3 @@ class _Positions(dict[PodMemory, tuple[int, int]]):
     @property
     def pods(self) -> list[tuple[int, int]]:
         return [(number, max(0, pod.capacity)) for pod, (_, number) in self.items()]
-
-
-_RECEIVE: dict[RecordKind, Callable[[SharedIndex, int, bytes], None]] = {
-    RecordKind.MOVES: SharedIndex._receive_moves,
-    RecordKind.FORGET: SharedIndex._receive_forget,
-    RecordKind.MEMORY: SharedIndex._receive_memory,
-}

@@ -7,6 +7,7 @@ from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 from proxy.core.params import Duration, param
+from proxy.fleet.settings import bracketed
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
 
@@ -30,7 +31,7 @@ class StoreAddress:
         """Return the URL of each host."""
         _, __, options = self.url.partition("?")
         scheme = urlsplit(self.url).scheme
-        return [f"{scheme}://{_bracketed(host)}:{port}{options and '?' + options}" for host, port in self.hosts]
+        return [f"{scheme}://{bracketed(host)}:{port}{options and '?' + options}" for host, port in self.hosts]
 
     @property
     def has_tls(self) -> bool:
@@ -54,7 +55,7 @@ def address_of(store: str) -> StoreAddress:
     hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else PORT)
     host, port = hosts[0]
     options = parts.query and f"?{parts.query}"
-    return StoreAddress(f"{scheme}://{_bracketed(host)}:{port}{options}", hosts, service if kind == "sentinel" else "")
+    return StoreAddress(f"{scheme}://{bracketed(host)}:{port}{options}", hosts, service if kind == "sentinel" else "")
 
 
 def _hosts(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:
@@ -70,10 +71,6 @@ def _host(text: str, port: int) -> tuple[str, int]:
         return found.hostname or "", found.port or port
     except ValueError:
         raise ValueError(f"store: {text!r} is no HOST:PORT") from None
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 NONE = "none"

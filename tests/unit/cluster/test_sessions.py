@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import InvalidMessage, RecordKind
+from proxy.cluster.messages import UNREADABLE, InvalidMessage, RecordKind
 from proxy.cluster.shared import PER_RECORD, SharedSessions
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
@@ -117,5 +117,5 @@ def test_any_bytes_are_harmless(noise: bytes) -> None:
     worker = Worker()
     try:
         worker.shared.receive(1, RecordKind.SESSIONS, noise)
-    except InvalidMessage:
+    except UNREADABLE:
         assert len(worker.table) == 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import InvalidMessage, RecordKind, record, records
+from proxy.cluster.messages import UNREADABLE, RecordKind, record, records
 
 KINDS = st.sampled_from(list(RecordKind))
 RECORDS = st.lists(st.tuples(KINDS, st.binary(max_size=60)), max_size=6)
@@ -22,7 +22,7 @@ def test_a_truncated_record_is_malformed(sent: list[tuple[RecordKind, bytes]], d
     batch = b"".join(record(kind, body) for kind, body in sent)
     last = len(record(*sent[-1]))
     cut = data.draw(st.integers(len(batch) - last + 1, len(batch) - 1))
-    with pytest.raises(InvalidMessage):
+    with pytest.raises(UNREADABLE):
         list(records(batch[:cut]))
 
 

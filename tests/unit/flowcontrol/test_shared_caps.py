@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cluster.messages import FIRST_NUMBER, InvalidMessage, RecordKind
+from proxy.cluster.messages import FIRST_NUMBER, UNREADABLE, RecordKind
 from proxy.cluster.shared import SharedQueue
 from proxy.core.endpoint import Endpoint, EndpointState, update
 from proxy.core.params import Size
@@ -135,7 +135,7 @@ def test_published_parts_equal_applied_ones() -> None:
         b'[["large","a",1,0,{"5":{"requests ":null}},[]]]',
     )
     for body in nonsense:
-        with pytest.raises(InvalidMessage):
+        with pytest.raises(UNREADABLE):
             queue.receive(3, RecordKind.WAITING, body)
 
 
