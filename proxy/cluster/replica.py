@@ -210,13 +210,11 @@ class Replica:
         self._batch.flush()
         self._send(PacketKind.BYE, b"")
 
-    async def close(self, last: Sequence[tuple[RecordKind, bytes]] = ()) -> None:
-        """Publish the remaining changes, and send `last` to the supervisor."""
+    async def close(self) -> None:
+        """Publish the remaining changes."""
         await self._tasks.stop()
         await self.questions.close()
         self._batch.flush()
-        for kind, body in last:
-            self.send_to_supervisor(kind, body)
         await self._transport.end()
         self._batch.close()
 
@@ -257,7 +255,7 @@ class Replica:
         """Divide caps and limits by the hosts of the deployment."""
         self.place, self._are_hosts_reached = (hosts, position), are_reached
         for limits in self.state.of(SharedLimits):
-            limits.set_hosts(self.spending_hosts)
+            limits.limiter.set_hosts(self.spending_hosts)
         for queue in self.state.of(SharedQueue):
             queue.divide(hosts, position, are_reached)
 

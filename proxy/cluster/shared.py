@@ -314,7 +314,9 @@ class PeerLoads(Shared):
         self._of: dict[int, _Pod] = {}
 
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
-        pods, numbers, count = _read(body) if body else ([], [], 0)
+        (count,) = _COUNT.unpack_from(body) if body else (0,)
+        at = _COUNT.size + 8 * count
+        pods, numbers = read_longs(body, _COUNT.size, count), read_words(body, at, 3 * count)
         columns = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
         for number, requests, tokens, work in zip(pods, *columns, strict=True):
             pod = self._of.get(number)
@@ -345,12 +347,6 @@ class PeerLoads(Shared):
             del self._of[number]
         if (endpoint := self._find(number)) is not None:
             self._apply(endpoint, pod.requests, pod.tokens, work)
-
-
-def _read(body: bytes) -> tuple[list[int], list[int], int]:
-    (count,) = _COUNT.unpack_from(body)
-    at = _COUNT.size + 8 * count
-    return read_longs(body, _COUNT.size, count), read_words(body, at, 3 * count), count
 
 
 def _record(changed: Mapping[Endpoint, int]) -> bytes:
@@ -545,7 +541,6 @@ class SharedLimits(Shared):
 
     def __post_init__(self) -> None:
         self.limiter.on_spent = self._spent
-        self.set_hosts = self.limiter.set_hosts
 
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         apply = self.limiter.peer_spent if kind is RecordKind.SPENT else self.limiter.peer_used

@@ -129,7 +129,8 @@ class Worker(SharingApp):
     async def _end(self) -> None:
         """Send the last metrics to the supervisor. Otherwise the counts since its last request for metrics would be
         lost with this process."""
-        await self._replica.close([(RecordKind.FAREWELL, orjson.dumps(await self._observation.exposition.dump()))])
+        self._replica.send_to_supervisor(RecordKind.FAREWELL, orjson.dumps(await self._observation.exposition.dump()))
+        await self._replica.close()
 
     async def _signals(self) -> Any:
         return self._own_signals.current().as_json()

@@ -314,7 +314,9 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
     async with bus() as it:
         await it.join(1)
         last = b"x" * 3_000_000
-        await it.members.pop(1).replica.close([(RecordKind.FAREWELL, last)])
+        replica = it.members.pop(1).replica
+        replica.send_to_supervisor(RecordKind.FAREWELL, last)
+        await replica.close()
         await until(lambda: it.vanished == [1])
         assert it.received[-1] == (1, RecordKind.FAREWELL, last)
 
