@@ -138,11 +138,13 @@ class Capacity:
             return 0.0
         if not endpoints:
             return 1.0
-        if detector.detector == "utilization":
-            total, step = sum(_utilization(pod, detector) for pod in endpoints), 1 / detector.queue_depth
-        else:
-            total, step = sum(_concurrency(pod, detector) for pod in endpoints), 1 / (detector.requests or 1_000_000)
-        return (total + step * len(self.unsent)) / len(endpoints)
+        total = 0.0
+        if detector.detector != "concurrency":
+            total = sum(_utilization(pod, detector) for pod in endpoints) + len(self.unsent) / detector.queue_depth
+        if detector.detector != "utilization":
+            load = sum(_concurrency(pod, detector) for pod in endpoints)
+            total = max(total, load + len(self.unsent) / (detector.requests or 1_000_000))
+        return total / len(endpoints)
 
     def fits(self, endpoint: Endpoint, cost: int) -> bool:
         """Return whether the pod has capacity; a prompt larger than the cap needs an idle pod."""

@@ -306,7 +306,7 @@ class FlowControl(Admission):
             if one.request.priority < min(0, entry.band.priority) and (anywhere or one.endpoint in pods)
         ]
         if sheddable:
-            if self._settings.saturation.detector == "utilization":
+            if self._settings.saturation.detector in ("utilization", "highest"):
                 self._evicts_from = self._clock.now() + EVICTION_PAUSE
             min(sheddable, key=lambda ticket: ticket.request.priority).evict()
 

@@ -16,10 +16,10 @@ Fairness = Literal["strict", "round-robin", "deficit-round-robin", "least-servic
 class Saturation:
     """When pods count as full. `utilization` reads what pods report, `concurrency` the requests in flight on them."""
 
-    detector: Literal["none", "utilization", "concurrency"] = param(
+    detector: Literal["none", "utilization", "concurrency", "highest"] = param(
         "none",
         "how saturation is measured: utilization by the queues and KV caches that pods report, concurrency by the "
-        "requests and tokens in flight; none: not at all",
+        "requests and tokens in flight; highest: the higher of both; none: not at all",
     )
     queue_depth: int = param(5, "with utilization: number of waiting requests at which a pod is full", at_least=1)
     kv_usage: float = param(
@@ -212,7 +212,7 @@ def warnings(settings: FlowControlSettings, path: str, request_seconds: float) -
 def _of_the_detector(settings: FlowControlSettings, path: str) -> Iterator[str]:
     """The first band to wait does so at its ceiling."""
     saturation, cap = settings.saturation, settings.max_concurrent_per_pod
-    if saturation.detector != "concurrency" or saturation.requests is None or cap is None:
+    if saturation.detector not in ("concurrency", "highest") or saturation.requests is None or cap is None:
         return
     lowest = min((band.ceiling for band in settings.bands), default=1.0)
     if settings.ceilings == "fixed" and saturation.requests * min(1.0, lowest) > cap:

@@ -12,6 +12,7 @@ from proxy.core.params import Invalid, join, param, suggestion, unknown
 from proxy.scheduling.sections import (
     DETECTOR,
     FLOW_TYPES,
+    MAX_SATURATION,
     NOTIFIED,
     SECTION_TYPES,
     SETTINGS_TYPES,
@@ -19,6 +20,7 @@ from proxy.scheduling.sections import (
     DataLayer,
     DataLayerSection,
     FlowControlSection,
+    MaxSaturationDetector,
     Named,
     Ref,
     RequestHandlerSection,
@@ -220,7 +222,7 @@ class _Reader:
             if ref is None or not self._check_ref(ref.plugin_ref, where):
                 continue
             type_name = self._names[ref.plugin_ref]
-            if type_name in FLOW_TYPES and FLOW_TYPES[type_name].role == DETECTOR:
+            if type_name in FLOW_TYPES and FLOW_TYPES[type_name].role == DETECTOR and type_name != MAX_SATURATION:
                 self._detectors.add(ref.plugin_ref)
                 refs.append(ref)
             elif type_name in FLOW_TYPES:
@@ -275,7 +277,20 @@ class _Reader:
             return {}
         refs = [(path, name, role) for path, name, role in section.refs() if name]
         are_right = [self._check_role(name, f"{FLOW_CONTROL}.{path}", role) for path, name, role in refs]
+        are_right += [self._check_detectors(name, *each) for name, each in flow.items() if each[0] == MAX_SATURATION]
         return settings(section, flow, is_on) if all(are_right) else {}
+
+    def _check_detectors(self, label: str, _: str, highest: MaxSaturationDetector) -> bool:
+        """Return whether the detector combines two others, one of each kind."""
+        path = f"plugins.{label}.detectors"
+        are_right = [self._check_role(name, path, DETECTOR) for name in highest.detectors]
+        if not all(are_right):
+            return False
+        kinds = [self._names[name] for name in highest.detectors]
+        if MAX_SATURATION in kinds or len(set(kinds)) < len(kinds):
+            self._complain(path, "must name at most one utilization-detector and one concurrency-detector")
+            return False
+        return True
 
     def _check_request_handler(self, data: Mapping[Any, Any]) -> None:
         section = self._load(RequestHandlerSection, data.get("requestHandler"), "requestHandler")

@@ -244,7 +244,7 @@ DETECTOR = "saturation detector"
 
 PROGRAM_AWARE = "program-aware-fairness"
 
-UTILIZATION = "utilization-detector"
+UTILIZATION, MAX_SATURATION = "utilization-detector", "max-saturation-detector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +306,29 @@ class ConcurrencyDetector:
         counted = {"requests": ["active-requests"], "tokens": ["active-tokens"]}.get(mode, list(limits))
         conditions = [{"metric": metric, "maxValue": _below(int(limits[metric] * factor))} for metric in counted]
         return {"conditions": conditions, "fallbackOnEmpty": self.fail_open}
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSaturationDetector:
+    """The higher saturation of two detectors, one of each kind."""
+
+    detectors: tuple[str, ...] = param(
+        doc="names of a utilization-detector and a concurrency-detector, or of one of them"
+    )
+    stages: Any = param(None, "not yet supported: saturation is measured over all pods")
+
+    def __post_init__(self) -> None:
+        if not self.detectors:
+            raise ValueError("detectors: must not be empty")
+        if self.stages:
+            raise ValueError("stages: is not yet supported")
+
+    def of(self, children: Sequence[Any]) -> dict[str, Any]:
+        """Return the saturation of the children, which differ in kind."""
+        found: dict[str, Any] = {}
+        for child in children:
+            found |= child.saturation()
+        return found | ({"detector": "highest"} if len(children) > 1 else {})
 
 
 def _below(limit: float) -> int:
@@ -404,6 +427,7 @@ FLOW_TYPES: Mapping[str, SectionType] = {
     "priority-holdback-policy": SectionType(Holdback, "usage limit policy"),
     UTILIZATION: SectionType(UtilizationDetector, DETECTOR),
     "concurrency-detector": SectionType(ConcurrencyDetector, DETECTOR),
+    MAX_SATURATION: SectionType(MaxSaturationDetector, DETECTOR),
     "probabilistic-admitter": SectionType(Probability, ADMITTER),
     "latency-slo-admitter": SectionType(LatencyObjectives, ADMITTER),
     "sheddable-eviction-filter": SectionType(NoParameters, "eviction filter"),
@@ -493,7 +517,7 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
     shed = {"shedding": shedding} if shedding else {}
     detector = section.saturation_detector
     chosen = detector.plugin_ref if detector and detector.plugin_ref else UTILIZATION
-    saturation = (named[chosen][1] if chosen in named else UtilizationDetector()).saturation()
+    saturation = _saturation(named, named[chosen][1] if chosen in named else UtilizationDetector())
     if not is_on:
         bands = [{"priority": 0, "ceiling": NO_CEILING}, {"priority": SHEDDABLE, "maxQueued": 0}]
         return {**({"saturation": saturation, "bands": bands} if detector or chosen in named else {}), **shed}
@@ -530,6 +554,13 @@ def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[s
         }
         for priority, ceiling in zip(priorities, limit.ceilings(priorities), strict=True)
     ]
+
+
+def _saturation(named: Named, detector: Any) -> dict[str, Any]:
+    if isinstance(detector, MaxSaturationDetector):
+        return detector.of([named[name][1] for name in detector.detectors])
+    saturation: dict[str, Any] = detector.saturation()
+    return saturation
 
 
 def _timeout(ttl: Duration | None) -> Duration | None:

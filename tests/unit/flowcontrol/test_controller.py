@@ -282,6 +282,16 @@ async def test_requests_that_ended_since_the_scrape_do_not_shorten_the_reported_
         assert it.control.capacity.saturation() == 1.0
 
 
+@pytest.mark.parametrize(("waiting", "requests", "saturation"), [(4, 1, 0.8), (1, 9, 0.9), (0, 0, 0.0)])
+async def test_of_both_measures_the_higher_counts(waiting: int, requests: int, saturation: float) -> None:
+    pod = Endpoint("a", state=EndpointState.READY)
+    async with world([pod], saturation=Saturation("highest", queue_depth=5, requests=10)) as it:
+        pod.publish(replace(pod.metrics, waiting=waiting, freshness=Freshness.FRESH), requests)
+        pod.charge(requests, 0)
+        assert it.control.capacity.saturation() == pytest.approx(saturation)
+        pod.charge(-requests, 0)
+
+
 async def test_saturation_is_0_without_a_detector() -> None:
     async with world(saturation=Saturation("none")) as it:
         assert it.control.capacity.saturation() == 0.0

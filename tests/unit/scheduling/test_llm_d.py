@@ -252,6 +252,51 @@ def test_a_detector_in_a_profile_keeps_the_pods_below_its_limits(
     assert [ref.plugin_ref for ref in made.profiles[0].plugins] == ["full", "queue-scorer"] if made.profiles else False
 
 
+QUEUE = {"name": "queue", "type": "utilization-detector", "parameters": {"queueDepthThreshold": 7}}
+LOAD = {"name": "load", "type": "concurrency-detector", "parameters": {"maxConcurrency": 32}}
+
+
+def highest(*names: str, **more: Any) -> Document:
+    return document(
+        {"name": "max", "type": "max-saturation-detector", "parameters": {"detectors": list(names), **more}},
+        QUEUE,
+        LOAD,
+        {**QUEUE, "name": "other"},
+        featureGates=["flowControl"],
+        flowControl={"saturationDetector": {"pluginRef": "max"}},
+    )
+
+
+def test_the_higher_saturation_of_two_detectors() -> None:
+    saturation = highest("load", "queue").flow_control["saturation"]
+    assert (saturation["detector"], saturation["queueDepth"], saturation["requests"]) == ("highest", 7, 32)
+    assert highest("load").flow_control["saturation"]["detector"] == "concurrency"
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "message"),
+    [
+        (("queue", "other"), {}, "must name at most one utilization-detector and one concurrency-detector"),
+        (("queue", "max"), {}, "must name at most one"),
+        (("queue", "lod"), {}, "no plugin is named 'lod'; did you mean 'load'"),
+        ((), {}, "detectors: must not be empty"),
+        (("queue",), {"stages": {"queue": ["prefill"]}}, "stages: is not yet supported"),
+    ],
+)
+def test_other_combinations_of_detectors_are_refused(names: tuple[str, ...], more: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        highest(*names, **more)
+
+
+def test_the_higher_of_two_detectors_is_no_filter() -> None:
+    with pytest.raises(ConfigError, match="'max' is no filter, scorer or picker"):
+        document(
+            {"name": "max", "type": "max-saturation-detector", "parameters": {"detectors": ["queue"]}},
+            QUEUE,
+            schedulingProfiles=[{"name": "default", "plugins": refs("max")}],
+        )
+
+
 def test_parameters_of_later_releases_without_effect_are_accepted() -> None:
     made = document(
         {"type": "metrics-data-source", "parameters": {"families": ["vllm:num_requests_waiting"]}},
