@@ -245,6 +245,7 @@ class Replica:
         if any(value not in known for value in values):
             for peer in self.peers.that_serve:
                 self._send(PacketKind.ASK, messages.question(self._reply_to, RELOADED), peer)
+                self.send_state(peer, 0.0)  # without loans of a queue that an earlier configuration had
 
     @property
     def spending_hosts(self) -> int:

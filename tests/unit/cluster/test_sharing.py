@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.cluster.messages import Packet
 from proxy.cluster.prefixes import SharedIndex
+from proxy.cluster.replica import Replica
 from proxy.cluster.shared import Shared, SharedLimits, SharedQueue, SharedSessions
 from proxy.cluster.sharing import Replicated
+from proxy.cluster.transport import Transport
+from proxy.flowcontrol.capacity import SharedCaps
 from proxy.settings import Settings, from_mapping
 
 KEYS = {"apiKeys": [{"name": "team", "key": "secret", "limits": {"requestsPerMinute": 10}}]}
@@ -36,6 +41,11 @@ class Process:
     @property
     def values(self) -> Sequence[Shared]:
         return self.app._replica.state.values
+
+    @property
+    def caps(self) -> SharedCaps:
+        (queue,) = self.app._replica.state.of(SharedQueue)
+        return queue.shared_caps
 
     def all(self, *kinds: type[Shared]) -> list[Shared]:
         return [value for value in self.values if isinstance(value, kinds)]
@@ -86,3 +96,42 @@ def test_a_check_of_a_configuration_shares_nothing_of_it() -> None:
     before = process.values
     process.app.check(settings(**EVERYTHING))
     assert process.values == before
+
+
+class Line(Transport):
+    """Passes the packets of one process to the other."""
+
+    def __init__(self, to: Replica) -> None:
+        self._to = to
+
+    def publish(self, packet: Packet) -> None:
+        if packet.to in (None, self._to.id):
+            self._to.received(packet)
+
+    async def end(self) -> None:
+        return
+
+
+async def test_loans_of_a_queue_that_a_reload_dropped_end_at_peers_when_another_reload_adds_it() -> None:
+    one, two = Process(**EVERYTHING), Process(**EVERYTHING)
+    here, there = one.app._replica, two.app._replica
+    here.use(Line(there))
+    there.use(Line(here))
+    here.hello()
+    there.hello()
+    await asyncio.sleep(0.05)
+    borrower, lender = two.caps, one.caps
+    borrower.say(0, 1.0, ("requests ",))
+    there.flush()
+    lender.lend("requests ", 1, "requests ")
+    lender.say(None)
+    here.flush()
+    assert (lender.part("requests ", 4), borrower.part("requests ", 4)) == (3, 5)
+    borrower.say(None)
+    there.flush()
+    one.reload(**NOTHING)
+    one.reload(**EVERYTHING)
+    await asyncio.sleep(0.05)
+    assert (one.caps.part("requests ", 4), borrower.part("requests ", 4)) == (4, 4)
+    for each in (here, there):
+        await each.close()
