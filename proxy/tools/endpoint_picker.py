@@ -235,7 +235,8 @@ def _thresholds(draft: Document, changes: Changes) -> None:
     """Move the threshold of the handler, in bytes of the uncached prompt, to a decider."""
     for entry in _plugins(draft, "pd-profile-handler"):
         given = _parameters(entry)
-        in_bytes = given.pop("threshold", None)
+        is_older = not _plugins(draft, "prefix-based-pd-decider")  # which the current handler needs
+        in_bytes = given.pop("threshold", 0 if is_older else None)
         given.pop("hashBlockSize", None)
         if not isinstance(in_bytes, int | float) or "deciderPluginName" in given:
             continue

@@ -37,7 +37,7 @@ class Server:
     """Requests token ids from a server that renders prompts, at /v1/completions/render and
     /v1/chat/completions/render."""
 
-    url: str = param("http://localhost:8000", "base URL of a vLLM server with --enable-scale-out")
+    url: str = param("http://localhost:8000", "base URL of a vLLM server with --enable-scale-out", aliases=("http",))
     timeout: Duration = param(Duration(5.0), "timeout of one request; all producers together have 0.4 s", more_than=0)
     mm_timeout: Duration = param(Duration(30.0), "accepted and without effect: prompts with media are not sent")
     endpoint_discovery: Mapping[str, Any] | None = param(

@@ -299,6 +299,7 @@ def test_the_higher_of_two_detectors_is_no_filter() -> None:
 
 def test_parameters_of_later_releases_without_effect_are_accepted() -> None:
     made = document(
+        {"type": "token-producer", "parameters": {"modelName": "m", "vllm": {"http": "http://127.0.0.1:2"}}},
         {"type": "metrics-data-source", "parameters": {"families": ["vllm:num_requests_waiting"]}},
         {
             "type": "core-metrics-extractor",

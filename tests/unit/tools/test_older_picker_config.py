@@ -150,6 +150,16 @@ def test_a_threshold_of_the_handler_of_splits_is_its_decider() -> None:
     assert parameters(made, "pd-profile-handler") == {"deciderPluginName": "always-disagg-pd-decider"}
 
 
+def test_a_handler_of_splits_without_a_threshold_split_every_request() -> None:
+    stages = [{"name": name, "plugins": refs(f"{name}-filter")} for name in ("prefill", "decode")]
+    filters = ({"type": "prefill-filter"}, {"type": "decode-filter"})
+    made = document({"type": "pd-profile-handler"}, *filters, schedulingProfiles=stages)
+    assert parameters(made, "pd-profile-handler") == {"deciderPluginName": "always-disagg-pd-decider"}
+    decider = {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": 9}}
+    made = document({"type": "pd-profile-handler"}, decider, *filters, schedulingProfiles=stages)
+    assert parameters(made, "pd-profile-handler") is None
+
+
 def test_tokens() -> None:
     made = document(
         {"type": "token-producer", "parameters": {"modelName": "m", "vllm": {"http": "http://127.0.0.1:2"}}}
