@@ -34,6 +34,7 @@ class Journal:
         self._most = most_bytes
         self.size = 0
         self._entries: dict[Key, bytes] = {}
+        self.get = self._entries.get
         self.known: dict[Key, bytes] = {}
         """The chains that all processes have received since `publish_whole_chains`. Read only."""
 
@@ -47,9 +48,6 @@ class Journal:
             self.known.update(chains)
         if self.size > self._most:
             self._shrink()
-
-    def get(self, key: Key) -> bytes | None:
-        return self._entries.get(key)
 
     def nearest(self, pod: int, chain: Chain, length: int, at: int, path: Sequence[Holding]) -> bytes:
         """Return the chain that all processes know and that this one continues, or b"". If the prompt is the next turn
@@ -157,6 +155,9 @@ JOURNAL_BYTES = 4 * 1024 * 1024
 
 WHOLE_CHAINS_EVERY = 60.0
 """Seconds after which whole chains are published again, for processes that dropped what they continue."""
+
+LONGEST_CHAIN = 8 * len(DEPTHS)
+"""Bytes of the hashes of a chain, and of the one that it repeats of the chain that it continues."""
 
 MOST_RESERVED = 50_000
 """Largest number of reservations of one peer: it has one for each chain of its requests in flight."""
@@ -338,10 +339,11 @@ class SharedIndex(PrefixIndex, Shared):
         hashes: list[bytes] = []
         reserved: list[int] = []
         for reservation in fresh:
+            memory = reservation.pod
             rows = own[reservation] = []
-            if reservation.pod.retired:  # others would add it to the successor
+            if memory.retired:  # others would add it to the successor
                 continue
-            position, pod = positions[reservation.pod]
+            position, pod = positions[memory]
             for chain, length, at, path in reservation.spans:
                 if not length:
                     continue
@@ -350,8 +352,11 @@ class SharedIndex(PrefixIndex, Shared):
                 if known is None or len(known) != 8 * at:
                     known = self._journal.nearest(pod, chain, length, at, path)
                     at = len(known) >> 3
-                last = path[-1].segment.hashes  # usually all that is not known
-                published = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
+                if at == length:
+                    published = known
+                else:
+                    last = path[-1].segment.hashes  # usually all that is not known
+                    published = known + (last.tobytes() if len(last) == length - at else longs(chain[at:length]))
                 if known:
                     at -= 1
                     hashes.append(published[8 * at :])
@@ -391,40 +396,48 @@ class SharedIndex(PrefixIndex, Shared):
         self._settle_of(of_peer, moves.settled_last)
 
     def _reserve_of(self, of_peer: dict[int, OfPeer], moves: IndexChanges) -> None:
-        reserve, hashes, end = PrefixIndex.reserve, b"".join(moves.hashes), 0
-        pods = [(self._find(number), number, capacity) for number, capacity in moves.pods]
-        rows = moves.reserved
-        for number, position, length in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-            endpoint, pod, capacity = pods[position]
-            packed = hashes[end : end + 8 * length]
-            end += 8 * length
+        claim, known_of, hashes, end = self._claim, self._journal.get, b"".join(moves.hashes), 0
+        now, eviction = self._now(), self._eviction
+        pods = []
+        for number, capacity in moves.pods:
+            endpoint = self._find(number)
+            pods.append((None if endpoint is None else self._memory_of(endpoint, capacity), number))
+        rows = iter(moves.reserved)
+        for number, position, length in zip(rows, rows, rows, strict=True):
+            memory, pod = pods[position]
+            start, end = end, end + 8 * length
+            packed = hashes[start:end]
             if number & 1:
-                packed = self._whole(pod, packed)
-            if endpoint is None or not packed:
+                known = known_of((pod, int.from_bytes(packed[:8], byteorder)))
+                if known is None or len(known) + len(packed) > LONGEST_CHAIN:
+                    continue  # What it continues is unknown here: it will be published again as a whole.
+                packed = known + packed[8:]
+            if memory is None:
                 continue
             number >>= 1
             if number in of_peer:
                 PrefixIndex.settle(self, of_peer.pop(number)[0], False)
             chain = array("Q", packed).tolist()
-            of_peer[number] = reserve(self, (chain,), endpoint, capacity), (pod, chain[-1]), packed
-
-    def _whole(self, pod: int, packed: bytes) -> bytes:
-        """Return the complete chain, or b"" if the chain that it continues is unknown here: it will be published
-        again."""
-        known = self._journal.get((pod, int.from_bytes(packed[:8], byteorder))) or b""
-        whole = known + packed[8:]
-        return whole if known and len(whole) < 8 * len(DEPTHS) else b""
+            of_peer[number] = Reservation(memory, [claim(memory, chain)]), (pod, chain[-1]), packed
+            if now >= eviction.due_at:
+                self._tidy(memory, now)
 
     def _settle_of(self, of_peer: dict[int, OfPeer], settled: list[int]) -> None:
-        settle, keep = PrefixIndex.settle, self._journal.add
+        settle, pop = PrefixIndex.settle, of_peer.pop
+        computed: dict[Key, bytes] = {}
         for each in settled:
-            found = of_peer.pop(each >> 1, None)
+            found = pop(each >> 1, None)
             if found is None:
                 continue
             reservation, key, packed = found
-            settle(self, reservation, bool(each & 1))
-            if each & 1 and not reservation.pod.retired:
-                keep({key: packed}, True)
+            if each & 1:
+                settle(self, reservation, True)
+                if not reservation.pod.retired:
+                    computed[key] = packed
+            else:
+                settle(self, reservation, False)
+        if computed:
+            self._journal.add(computed, True)
 
     def _receive_forget(self, body: bytes) -> None:
         endpoint = self._find(_FORGET.unpack(body)[1])

@@ -78,9 +78,9 @@ class Ledger(Listener):
 
     def elsewhere(self, endpoint: Endpoint, requests: int, tokens: int, work: int = 0) -> None:
         """Set the load of the peers on the pod, and add the prompt tokens that they sent it since their last report."""
-        load = endpoint.load
-        endpoint.charge(requests - load.remote_requests, tokens - load.remote_tokens)
-        vars(load).update(remote_requests=requests, remote_tokens=tokens)
+        load = endpoint.load_fields
+        endpoint.charge(requests - load["remote_requests"], tokens - load["remote_tokens"])
+        load["remote_requests"], load["remote_tokens"] = requests, tokens
         if work > 0:
             self._remember(endpoint, work)
 

@@ -260,6 +260,13 @@ class PrefixIndex:
         """Upper bound of the memory in use."""
         return self._forest.bytes
 
+    def _memory_of(self, endpoint: Endpoint, capacity: int) -> PodMemory:
+        pod = self._pods.get(endpoint) or self._admit(endpoint)
+        if pod.capacity != capacity:
+            pod.capacity = capacity
+            self._eviction.due_at = -math.inf
+        return pod
+
     def _admit(self, endpoint: Endpoint) -> PodMemory:
         pod = self._pods[endpoint] = self._forest.admit(endpoint)
         self._eviction.due_at = -math.inf
