@@ -7,6 +7,10 @@ not counted. Needs valgrind and what `cpu.py` needs, and takes two minutes.
 
 With `--still` time hardly passes: no scrape and no timer falls into the measurement, so two runs of one checkout differ
 by 0.5 % also on a busy machine. Use it to compare two checkouts.
+
+With `--workers 2` it is two workers and their supervisor together. What they tell each other is gathered for some
+milliseconds, so it costs the less per request the more requests there are in a second of the proxy's time, which is
+printed; `--slower` changes it.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +32,7 @@ import cpu
 import peers
 import rig
 from callgrind import Profile, read
-from rig import EVENTS, HERE, PATH, Program, Rig, Running, Site, table
+from rig import EVENTS, HERE, PATH, Program, Rig, Site, table
 
 SLOWER, STILL = 40.0, 4000.0
 """Times; so many does valgrind take for what takes one. At the second one a run takes milliseconds of the proxy's time.
@@ -42,12 +47,14 @@ def main() -> None:
         sys.exit("not found: valgrind; on Debian: apt-get install valgrind libc6-dbg")
     case = cpu.CASES[options.case]
     with Rig() as running:
-        profile = read(_measured(running, case, options).read_text().splitlines())
+        files, rate = _measured(running, case, options)
+        profile = read(line for file in files for line in file.read_text().splitlines())
     per = options.requests * (EVENTS if case.interval_us else 1)
     found = {
         "case": case.name,
         "per": case.per.removesuffix("s"),
         "instructions": round(profile.total / per),
+        "requests_per_second": round(rate),
         "libraries": {name: round(spent / per) for name, spent in profile.by_library.most_common(8)},
         "functions": {
             name: {"instructions": round(spent / per), "calls": round(profile.calls[name] / per, 1)}
@@ -65,33 +72,47 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=25, help="functions that are shown  [default: 25]")
     parser.add_argument("--tree", type=Path, default=HERE.parent, help="another checkout of kvlane")
     parser.add_argument("--still", action="store_true", help="without scrapes and timers")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--slower", type=float, default=SLOWER, help=f"times that valgrind takes  [default: {SLOWER}]")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser.parse_args()
 
 
-def _measured(running: Rig, case: cpu.Case, options: argparse.Namespace) -> Path:
-    """The file that callgrind wrote of the requests, after as many to get warm."""
+def _measured(running: Rig, case: cpu.Case, options: argparse.Namespace) -> tuple[list[Path], float]:
+    """The files that callgrind wrote of the requests, one for each process, after as many to get warm; and the requests
+    per second of the proxy's time."""
     factor = running.folder / "factor"
     factor.touch()
     _set(factor, 1.0)
     clock = running.folder / "slowclock.so"
     subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", clock, HERE / "slowclock.c", "-ldl"], check=True)
     plain = peers.kvlane("kvlane", options.tree)
-    out = running.folder / "callgrind.out"
-    command = partial(_under_valgrind, plain, [f"LD_PRELOAD={clock}", f"SLOW_FACTOR={factor}"], out)
+    environment = [f"LD_PRELOAD={clock}", f"SLOW_FACTOR={factor}"]
+    command = partial(_under_valgrind, plain, options.workers, environment, running.folder)
     proxy = running.start(Program("kvlane", command, plain.version, plain.folder), running.engines())
     clients = [socket.create_connection(("127.0.0.1", proxy.site.port)) for _ in range(options.connections)]
     request = _request(case.body())
     _load(clients, request, options.requests // 2)
-    _control(proxy, "--instr=on")
-    _set(factor, STILL if options.still else SLOWER)
+    slower = STILL if options.still else options.slower
+    processes = _processes(proxy.process.pid)
+    _control(processes, "--instr=on")
+    _set(factor, slower)
     _load(clients, request, options.requests // 2)
-    _control(proxy, "--zero")
+    _control(processes, "--zero")
+    started = time.monotonic()
     _load(clients, request, options.requests)
-    _control(proxy, "--dump")
-    _control(proxy, "--instr=off")
+    seconds = time.monotonic() - started
+    _control(processes, "--dump")
+    _control(processes, "--instr=off")
     _set(factor, 1.0)
-    return min(running.folder.glob("callgrind.out.*"))
+    dumps = [list(running.folder.glob(f"callgrind.out.{process}*")) for process in processes]
+    return [max(found, key=lambda dump: dump.stat().st_size) for found in dumps], options.requests / seconds * slower
+
+
+def _processes(parent: int) -> list[int]:
+    """The process and all that it started."""
+    started = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [parent, *[each for child in started for each in _processes(int(child))]]
 
 
 def _set(factor: Path, value: float) -> None:
@@ -100,14 +121,18 @@ def _set(factor: Path, value: float) -> None:
         file.write(struct.pack("d", value))
 
 
-def _under_valgrind(plain: Program, environment: list[str], out: Path, site: Site) -> list[str]:
-    valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-recs=1"]
-    valgrind.append(f"--callgrind-out-file={out}")
-    return ["env", "PYTHONHASHSEED=0", *environment, *valgrind, *plain.command(site)]
+def _under_valgrind(plain: Program, workers: int, environment: list[str], folder: Path, site: Site) -> list[str]:
+    valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-recs=1", "--trace-children=yes"]
+    valgrind.append(f"--callgrind-out-file={folder}/callgrind.out.%p")
+    command = plain.command(site)
+    if workers > 1:
+        command += ["--workers", str(workers)]
+    return ["env", "PYTHONHASHSEED=0", *environment, *valgrind, *command]
 
 
-def _control(proxy: Running, what: str) -> None:
-    subprocess.run(["callgrind_control", what, str(proxy.process.pid)], check=True, capture_output=True)
+def _control(processes: list[int], what: str) -> None:
+    for process in processes:
+        subprocess.run(["callgrind_control", what, str(process)], check=True, capture_output=True)
 
 
 def _request(body: bytes) -> bytes:
@@ -154,7 +179,8 @@ def _as_text(found: dict[str, object], profile: Profile) -> str:
     ]
     return "\n\n".join(
         (
-            f"{found['case']}: {found['instructions']} instructions per {found['per']}",
+            f"{found['case']}: {found['instructions']} instructions per {found['per']}, at "
+            f"{found['requests_per_second']} requests per second",
             table([["library", "instructions", "share"], *libraries]),
             table([["function", "instructions", "share", "calls"], *functions]),
         )

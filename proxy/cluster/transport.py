@@ -49,9 +49,9 @@ ENOUGH = 250
 """Size in bytes from which a batch is worthwhile, some four requests: below it, the batch costs more than its
 content."""
 
-LATER = 0.1
-"""Seconds that prefixes and decreased loads may wait between hosts: they are most of the cost of a batch, and the delay
-does not make placement worse (`bench/hearsay.py`)."""
+LOCAL_LATER, LATER = 0.02, 0.1
+"""Seconds that prefixes and decreased loads may wait, within a host and between hosts: they are most of the cost of a
+batch, and the delay does not make placement worse (`bench/hearsay.py`)."""
 
 PATIENCE = 5.0
 """Largest number of intervals for which a batch between hosts is gathered, while batches are small."""
@@ -261,7 +261,7 @@ class Batch:
         self._late: asyncio.TimerHandle | None = None
         self._late_at = math.inf
 
-    def pace(self, interval: float = LOCAL_INTERVAL, patience: float = 1.0, later: float = LOCAL_INTERVAL) -> None:
+    def pace(self, interval: float = LOCAL_INTERVAL, patience: float = 1.0, later: float = LOCAL_LATER) -> None:
         self._later = later
         self._shortest, self._longest = interval, interval * patience
         self._interval = self._near = interval

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from proxy.cluster.messages import RecordKind, record
-from proxy.cluster.transport import ENOUGH, LATER, Batch
+from proxy.cluster.transport import ENOUGH, LATER, LOCAL_LATER, Batch
 from tests.helpers.cluster.virtual import VirtualLoop
 
 INTERVAL, PATIENCE = 0.01, 5.0
@@ -116,8 +116,9 @@ def test_a_long_prompt_is_published_within_two_milliseconds() -> None:
     assert batches_sent([(0.001, "touch"), (0.0015, "touch_soon")], 0.001) == [(0.002, b"uu")]
 
 
-def test_within_a_host_everything_is_published_together() -> None:
-    assert batches_sent([(0.0, "touch_later"), (0.001, "touch")]) == [(0.005, b"ur")]
+def test_within_a_host_deferrable_updates_wait_four_intervals_at_most() -> None:
+    assert batches_sent([(0.0, "touch_later"), (0.001, "touch")]) == [(0.006, b"u"), (LOCAL_LATER, b"r")]
+    assert batches_sent([(0.0, "touch_later"), (0.012, "touch")]) == [(0.017, b"ur")]
 
 
 def test_at_once_is_never_later_than_the_interval() -> None:
