@@ -560,8 +560,8 @@ def costs(
     pods: Sequence[PodModel], cold: float, size: float, units: Mapping[Endpoint, int], prompt: float, now: float
 ) -> list[float]:
     """Return `seconds` for each pod with the terms of `cost`, after `catch_up`. A pod has `cold - size * units[pod]`
-    uncached tokens of the prompt, or `cold` if it is not in `units`; see `prefix.match.Lacks`. Arguments are floats,
-    because multiplication by an integer takes twice as long."""
+    uncached tokens of the prompt, but not less than 0, or `cold` if it is not in `units`; see `prefix.match.Lacks`.
+    Arguments are floats, because multiplication by an integer takes twice as long."""
     # One loop, not four: hot path, see docs/notes/cpu.md.
     twice = 2.0 * prompt
     found: list[float] = []
@@ -576,7 +576,11 @@ def costs(
         ):
             pod.catch_up(now)
         fixed, per_token, per_pair = pod.cost
-        tokens = cold - size * units[endpoint] if endpoint in units else cold
+        tokens = cold
+        if endpoint in units:
+            tokens -= size * units[endpoint]
+            if tokens < 0.0:
+                tokens = 0.0
         cost = pod.rest + fixed + tokens * (per_token + per_pair * (twice - tokens))
         if due := pod.due:  # 0: the queue is empty, or `rest` includes its first prompt
             left = due - now
@@ -609,7 +613,7 @@ def charge_lockstep(
             work = sum(model.worked(now) for model in models)
             pace[lockstep] = max(model.wait(now) for model in models), work / len(models)
         longest, usual = pace[lockstep]
-        tokens = cold - size * units.get(pod.endpoint, 0)
+        tokens = max(0.0, cold - size * units.get(pod.endpoint, 0))
         _, per_token, per_pair = pod.own
         work = tokens * (per_token + per_pair * (2.0 * prompt - tokens))
         found[at] += WORK_PRICE * lockstep.share * (pod.worked(now) - usual)

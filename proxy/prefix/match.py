@@ -53,13 +53,14 @@ class PrefixMatch(Protocol):
         return missing
 
     def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
-        """Return `missing` for callers that go through the endpoints once. Here `cold` is 0, and the units are the
-        missing tokens themselves, so each counts -1."""
+        """Return the uncached tokens of the prompt for callers that go through the endpoints once. Here the first
+        number is 0, and the units are what `missing` returns, so each counts -1."""
         return 0, -1, dict(zip(endpoints, self.missing(endpoints, prompt_tokens), strict=True))
 
 
 Lacks = tuple[int, int, Mapping[Endpoint, int]]
-"""(missing tokens of an endpoint without a match, tokens per counted unit, units of each endpoint with a match)."""
+"""(uncached tokens of an endpoint without a match, tokens per counted unit, units of each endpoint with a match). The
+units of a prompt whose last block is partial may be more than its tokens: what is left counts as 0."""
 
 
 def most_cached(prompt_tokens: int, block_size: int) -> int:
@@ -115,8 +116,7 @@ class ChainMatch(PrefixMatch):
 
     def lacks(self, endpoints: Sequence[Endpoint], prompt_tokens: int) -> Lacks:
         self._match()
-        size, cold = self.block_size, self.total * self.block_size
-        return (cold if cold > prompt_tokens else prompt_tokens), size, self._depths
+        return prompt_tokens, self.block_size, self._depths
 
     def _match(self) -> None:
         """Match again if the index has changed."""

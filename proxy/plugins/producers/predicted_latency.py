@@ -222,7 +222,10 @@ class Forecast(NamedTuple):
 
     def _missing(self, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         match, tokens = self.match, self.tokens
-        return match.missing(endpoints, tokens) if match is not None else [tokens] * len(endpoints)
+        if match is None:
+            return [tokens] * len(endpoints)
+        cold, size, units = match.lacks(endpoints, tokens)
+        return [max(0, cold - size * units.get(endpoint, 0)) for endpoint in endpoints]
 
 
 _forecast = partial(tuple.__new__, Forecast)

@@ -12,12 +12,16 @@ from proxy.core.ports import Clock, InstanceName, ManualClock
 from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import PluginState
+from proxy.latency.pod import PodModel, Prices, costs
+from proxy.latency.rates import FleetModel
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.prefix.feedback import MOST_ATTEMPTS
 from proxy.prefix.match import PREFIX_MATCH, TOKENIZED_PROMPT, PrefixMatch, most_cached
 
 NAME = "approx-prefix-cache-producer"
 BLOCK = 64 * 4
+PER_TOKEN = 100e-6
+"""Seconds of prefill that are assumed before the first observation."""
 LONG = bytes(range(256)) * 10
 
 
@@ -90,6 +94,19 @@ async def test_a_successful_response_adds_the_prompt_to_its_pod(
     cold, size, by_pod = match.lacks((other, pod), 700)
     lacking = [cold - size * by_pod.get(one, 0) for one in (other, pod)]
     assert lacking == match.missing((other, pod), 700) == [700, 60]
+
+
+async def test_a_pod_that_has_all_of_a_short_prompt_saves_no_more_than_its_tokens(
+    producer: ApproxPrefixCacheProducer, pod: Endpoint
+) -> None:
+    other, short = Endpoint("other"), b"Tell me of the sea."
+    end(producer, await start(producer, ask(short), pod))
+    match = await produced(producer, ask(short))
+    assert match.matched((other, pod)) == [0, 1]
+    models = [PodModel(one, FleetModel(), Prices(0.0, 0.0), 0.0) for one in (other, pod)]
+    cold, size, blocks = match.lacks((other, pod), 5)
+    without, with_prompt = costs(models, 1.0 * cold, 1.0 * size, blocks, 5.0, 0.0)
+    assert without - with_prompt == pytest.approx(5 * PER_TOKEN)
 
 
 @pytest.mark.parametrize(

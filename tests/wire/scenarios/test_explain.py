@@ -43,7 +43,7 @@ SCHEDULING: Mapping[str, Any] = {
     ],
 }
 
-BODY = {"model": "sim", "messages": [{"role": "user", "content": "The sea, the sea. " * 50}], "max_tokens": 2}
+BODY = {"model": "sim", "messages": [{"role": "user", "content": "The sea, the sea. " * 100}], "max_tokens": 2}
 
 
 async def ask(s: Stack, name: str, body: Any = BODY, **headers: str) -> Mapping[str, str]:
