@@ -38,8 +38,15 @@ def text_of(path: Path) -> str:
     except OSError as error:
         raise Unreadable([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
     except ValueError as error:  # also for a NUL in the path
-        what = "is not UTF-8: " if isinstance(error, UnicodeDecodeError) else ""
-        raise ConfigError([Problem(str(path), f"cannot be read: {what}{error}")]) from None
+        raise ConfigError([Problem(str(path), f"cannot be read: {_undecoded(error) or error}")]) from None
+
+
+def _undecoded(error: ValueError) -> str:
+    """Return the place of the first byte that is not UTF-8; "" for other errors."""
+    if not isinstance(error, UnicodeDecodeError):
+        return ""
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return f"is not UTF-8 (byte 0x{error.object[error.start]:02x} in line {line}); save the file as UTF-8"
 
 
 def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
@@ -97,6 +104,8 @@ _ADVICE = (
     ),
     ("could not find expected ':'", "no colon with a space after it"),
     ("expected <block end>", "not indented as what it belongs to"),
+    ("could not determine a constructor", "a tag such as !name, or a lone =; a text that begins so needs quotes"),
+    ("expected the node content", "a value is missing here, or a bracket before it is not closed"),
     ("found another document", "a second document after ---: a configuration is one"),
     ("<stream end>", "the file ends before this does"),
 )
@@ -105,13 +114,16 @@ _ADVICE = (
 
 def described(error: yaml.MarkedYAMLError, source: str = "") -> Problem:
     """Return the error with line and column and its usual cause."""
-    text = str(error.problem or error.context or error)
-    advice = next((advice for part, advice in _ADVICE if part in text), "")
+    problem = str(error.problem or error.context or error)
+    text = next((advice for part, advice in _ADVICE if part in problem), problem)
     mark, began = error.problem_mark, error.context_mark
     if began is not None and mark is not None and began.line < mark.line:
         text += f", in what begins at {began.line + 1}:{began.column + 1}"
     where = f"{source}:{mark.line + 1}:{mark.column + 1}".lstrip(":") if mark else source
-    return Problem(where, f"{advice} ({text})" if advice else text)
+    return Problem(where, text)
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Bounded:
@@ -159,6 +171,9 @@ class _Strict(_Bounded):
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         """Refuse characters that YAML can spell but no response, log or file can contain."""
         value: str = super().construct_scalar(node)  # type: ignore[misc]
+        if node.tag in _NUMBERS and ":" in value:
+            why = f"YAML reads {value} as a number of base 60; write a duration as 90s, and a text in quotes"
+            raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
         if any("\ud800" <= sign <= "\udfff" for sign in value):
             raise yaml.constructor.ConstructorError(None, None, "half a surrogate pair is no text", node.start_mark)
         return value

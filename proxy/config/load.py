@@ -120,13 +120,20 @@ def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[
 
 def named_files(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path and the value of each setting that names a file."""
+    for at, text in texts(value, path):
+        if _FILE.search(at) and not text.startswith(("http://", "https://")):
+            yield at, text
+
+
+def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and the value of each setting that is a text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from named_files(item, join(path, str(key)))
+            yield from texts(item, join(path, str(key)))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from named_files(item, f"{path}[{index}]")
-    elif isinstance(value, str) and _FILE.search(path) and not value.startswith(("http://", "https://")):
+            yield from texts(item, f"{path}[{index}]")
+    elif isinstance(value, str):
         yield path, value
 
 

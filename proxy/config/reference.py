@@ -38,9 +38,9 @@ _SETTINGS = """\
 # Settings
 
 Written by `kvlane check --reference` from the classes themselves. Every key is optional unless it says `required`.
-Durations are written `250ms`, `15s`, `5m`, `1h30m`, sizes `64MiB`, `10Gi`, `1k`; a number without a unit is in seconds
-or bytes. In a key, `[]` stands for an item of a list, and `NAME` for a name that you choose. In a value, `${NAME}` and
-`${NAME:-default}` stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an
+Durations are written `250ms`, `15s`, `5m`, `1h30m`, `7d`, sizes `64MiB`, `10Gi`, `1k`; a number without a unit is in
+seconds or bytes. In a key, `[]` stands for an item of a list, and `NAME` for a name that you choose. In a value,
+`${NAME}` and `${NAME:-default}` stand for environment variables, `$$` for a dollar. `scheduling` takes the schema of an
 `EndpointPickerConfig`: see [the plugins](plugins.md)."""
 
 _POOLS = """

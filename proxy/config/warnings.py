@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from proxy.autoscale import settings as autoscale
-from proxy.config.load import named_files
+from proxy.config.load import named_files, texts
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, PodTls
 from proxy.core.errors import Problem
 from proxy.core.params import load, plain
@@ -23,11 +24,16 @@ from proxy.settings import Settings
 
 NO_PODS = "no pods are configured: add them under pods, or through the admin port; until then every request gets a 503"
 
+_UNBRACED = re.compile(r"\$[A-Z][A-Z0-9_]+\b")
+
 
 def warnings(settings: Settings) -> Iterator[str]:
     """Yield warnings. Reads the file system, so do not call it on the event loop."""
     yield from _of_addresses(settings)
     yield from _of_files(settings)
+    for path, text in texts(settings.source):
+        if _UNBRACED.match(text):
+            yield f"{path}: is not expanded: an environment variable is written with braces, ${{NAME}}."
     yield from map(str, settings.remarks)
     pools = settings.all_pools
     yield from reliability.warnings(settings.reliability, [pool.pods.most for pool in pools.values()])

@@ -18,7 +18,7 @@ from proxy.core.errors import ConfigError, Problem
 from proxy.core.request import DataKey
 
 Duration = NewType("Duration", float)
-"""Seconds. Written `250ms`, `15s`, `5m`, `1h30m` (Go's notation), or as a number of seconds."""
+"""Seconds. Written `250ms`, `15s`, `5m`, `1h30m` (Go's notation), `7d`, or as a number of seconds."""
 
 Size = NewType("Size", int)
 """Bytes or a count. Written `64MiB`, `10Gi`, `1k` (Kubernetes' notation), or as a whole number."""
@@ -29,6 +29,7 @@ default."""
 
 _DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d)")
+_DURATIONS = re.compile(rf"(?:{_DURATION.pattern})+")
 _SIZE_UNITS = {
     "": 1,
     **{unit: 1000**power for power, unit in enumerate("kMGTPE", 1)},
@@ -49,7 +50,12 @@ def parse_duration(text: str) -> Duration:
         return Duration(0.0)
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r} is not a duration; write 250ms, 15s, 5m or 1h30m")
+        if text.startswith("-") and _DURATION.fullmatch(text, 1):
+            raise ValueError("a duration is not negative")
+        without_spaces = "".join(text.split())
+        is_spaced = without_spaces != text and _DURATIONS.fullmatch(without_spaces)
+        examples = without_spaces if is_spaced else "250ms, 15s, 5m, 1h30m or 7d"
+        raise ValueError(f"{text!r} is not a duration{_variable(text) or f'; write {examples}'}")
     return Duration(sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts))
 
 
@@ -57,7 +63,7 @@ def parse_size(text: str) -> Size:
     """Return bytes. Raise ValueError with an example."""
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is not a size; write 64MiB, 10Gi, 1k or a whole number")
+        raise ValueError(f"{text!r} is not a size{_variable(text) or '; write 64MiB, 10Gi, 1k or a whole number'}")
     number, unit = match.groups()
     return Size(int(float(number) * _SIZE_UNITS["k" if unit == "K" else unit]))
 
@@ -399,28 +405,29 @@ def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
     bounds = zip(("at least", "at most", "more than"), (ge, le, gt), field.metadata.get("bounds", ()), strict=False)
     for words, holds, bound in bounds if isinstance(value, int | float) else ():
         if bound is not None and not holds(value, bound):
-            raise Invalid(Problem(path, f"must be {words} {bound:g}, not {value:g}"))
+            figure = str(value) if isinstance(value, int) else f"{value:g}"
+            raise Invalid(Problem(path, f"must be {words} {bound:g}, not {figure}"))
 
 
 def _bool(value: Any) -> bool:
     if isinstance(value, FromEnvironment):
         value = {"true": True, "false": False}.get(value.lower(), value)
     if not isinstance(value, bool):
-        raise ValueError(f"must be true or false, not {_spell(value)}")
+        raise ValueError(f"must be true or false, not {_spell(value)}{_unquoted(value)}")
     return value
 
 
 def _int(value: Any) -> int:
     value = _number(value)
     if isinstance(value, bool) or not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
-        raise ValueError(f"must be a whole number, not {_spell(value)}")
+        raise ValueError(f"must be a whole number, not {_spell(value)}{_unquoted(value)}")
     return int(value)
 
 
 def _float(value: Any) -> float:
     value = _number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise ValueError(f"must be a finite number, not {_spell(value)}")
+        raise ValueError(f"must be a finite number, not {_spell(value)}{_unquoted(value)}")
     return float(value)
 
 
@@ -472,6 +479,24 @@ _SCALARS: dict[Any, Callable[[Any], Any]] = {
     Size: _size,
     Moment: _moment,
 }
+
+
+def _unquoted(value: Any) -> str:
+    """Return advice for a number or a boolean that YAML reads as text."""
+    if not isinstance(value, str):
+        return ""
+    if number := _NUMBER.fullmatch(value):
+        return f"; write {number[1]} without quotes"
+    return f"; write {value} without quotes" if value in ("true", "false") else _variable(value)
+
+
+_NUMBER = re.compile(r"0*(\d+(?:\.\d+)?)")
+
+
+def _variable(text: str) -> str:
+    """Return advice for an environment variable without braces."""
+    name = text.removeprefix("$")
+    return f"; write ${{{name}}}" if name != text and name.isidentifier() else ""
 
 
 def _spell(value: Any) -> str:

@@ -146,11 +146,16 @@ def test_a_syntax_error_has_line_and_column(files: Files) -> None:
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("pods:\n\tstatic:", "kvlane.yaml:2:1: a tab: YAML is indented with spaces ("),
-        ("pods:\n  static:\n  - url: a\n   weight: 2", "kvlane.yaml:4:4: not indented as what it belongs to ("),
-        ("pods: {static: [{url: @a}]}", "kvlane.yaml:1:23: a text that begins so needs quotes ("),
+        ("pods:\n\tstatic:", "kvlane.yaml:2:1: a tab: YAML is indented with spaces"),
+        (
+            "pods:\n  static:\n  - url: a\n   weight: 2",
+            "kvlane.yaml:4:4: not indented as what it belongs to, in what begins",
+        ),
+        ("pods: {static: [{url: @a}]}", "kvlane.yaml:1:23: a text that begins so needs quotes"),
         ("pods:\n  static\n    - url: a", "kvlane.yaml:3:10: no key can be here: a line above may lack its colon"),
-        ("pods:\n  url: a\nlisten\n", "kvlane.yaml:4:1: no colon with a space after it ("),
+        ("pods: !secret a", "kvlane.yaml:1:7: a tag such as !name, or a lone =; a text that begins so needs quotes"),
+        ("listen: {keepAlive: 1:30}", "kvlane.yaml:1:21: YAML reads 1:30 as a number of base 60; write"),
+        ("pods:\n  url: a\nlisten\n", "kvlane.yaml:4:1: no colon with a space after it"),
     ],
 )
 def test_a_syntax_error_explains_its_likely_cause(files: Files, text: str, advice: str) -> None:
@@ -197,6 +202,12 @@ def test_ports_may_be_equal_on_addresses_that_are_not() -> None:
 @pytest.mark.parametrize("text", ["", "- a list", "text"])
 def test_a_file_without_a_mapping_is_reported(files: Files, text: str) -> None:
     assert files.faults(text) == ["kvlane.yaml: must hold a mapping"]
+
+
+def test_a_file_in_another_encoding_is_reported_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"listen:\n  host: caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"is not UTF-8 \(byte 0xe9 in line 2\); save the file as UTF-8"):
+        load(tmp_path / "latin.yaml", {})
 
 
 def test_an_unreadable_file_is_reported(files: Files, tmp_path: Path) -> None:

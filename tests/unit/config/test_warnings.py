@@ -11,6 +11,14 @@ from tests.helpers.http.authority import self_signed
 PODS = {"static": [{"url": "http://a:1"}]}
 
 
+def test_an_environment_variable_without_braces_is_a_warning_that_does_not_repeat_the_value() -> None:
+    settings = from_mapping({"pods": PODS, "listen": {"host": "$HOST"}, "admin": {"apiKey": "$KEY"}})
+    assert list(warnings(settings)) == [
+        f"{path}: is not expanded: an environment variable is written with braces, ${{NAME}}."
+        for path in ("listen.host", "admin.apiKey")
+    ]
+
+
 def test_files_required_for_the_start_are_checked(tmp_path: Path) -> None:
     cert = tmp_path / "cert.pem"
     settings = from_mapping({"pods": PODS, "listen": {"tls": {"cert": str(cert)}}})

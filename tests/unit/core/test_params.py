@@ -108,8 +108,17 @@ def test_values_are_converted_to_their_annotation(key: str, value: Any, name: st
         ({"maxTTFT": math.inf}, "top.maxTTFT: must be a finite number, not inf"),
         ({"maxTTFT": 10**400}, f"top.maxTTFT: must be a finite number, not {10**400}"),
         ({"name": None}, "top.name: must be text, not nothing"),
-        ({"wait": "soon"}, "top.wait: 'soon' is not a duration; write 250ms, 15s, 5m or 1h30m"),
+        ({"wait": "soon"}, "top.wait: 'soon' is not a duration; write 250ms, 15s, 5m, 1h30m or 7d"),
         ({"wait": -1}, "top.wait: a duration is not negative"),
+        ({"wait": "-1s"}, "top.wait: a duration is not negative"),
+        ({"wait": "1h 30m"}, "top.wait: '1h 30m' is not a duration; write 1h30m"),
+        ({"wait": "$WAIT"}, "top.wait: '$WAIT' is not a duration; write ${WAIT}"),
+        ({"space": "$SPACE"}, "top.space: '$SPACE' is not a size; write ${SPACE}"),
+        ({"flag": "true"}, "top.flag: must be true or false, not the text 'true'; write true without quotes"),
+        ({"wholeNumber": "$N"}, "top.wholeNumber: must be a whole number, not the text '$N'; write ${N}"),
+        ({"wholeNumber": "08"}, "top.wholeNumber: must be a whole number, not the text '08'; write 8 without quotes"),
+        ({"maxTTFT": "0.5"}, "top.maxTTFT: must be a finite number, not the text '0.5'; write 0.5 without quotes"),
+        ({"inner": {"required": "a", "depth": 10**20}}, f"top.inner.depth: must be at most 10, not {10**20}"),
         ({"space": -1}, "top.space: a size is not negative"),
         ({"colour": "redd"}, "top.colour: must be one of red, blue, not 'redd'; did you mean 'red'?"),
         ({"inner": {"depth": 11, "required": "x"}}, "top.inner.depth: must be at most 10, not 11"),
@@ -165,7 +174,9 @@ def test_text_from_the_environment_may_stand_for_numbers_durations_and_booleans(
     loaded = load(Outer, {key: FromEnvironment(text) for key, text in texts.items()})
     assert (loaded.whole_number, loaded.flag, loaded.wait, loaded.space) == (7, True, 2.0, 8)
     assert load(Outer, {"wait": FromEnvironment("250ms")}).wait == 0.25
-    assert faults({"wholeNumber": "7"}) == ["top.wholeNumber: must be a whole number, not the text '7'"]
+    assert faults({"wholeNumber": "7"}) == [
+        "top.wholeNumber: must be a whole number, not the text '7'; write 7 without quotes"
+    ]
 
 
 def test_keys_are_the_camel_case_of_the_field_unless_overridden() -> None:

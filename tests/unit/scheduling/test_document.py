@@ -60,7 +60,7 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
             "plugins.nameless.type: is required",
             "plugins.source: 'p2p-source-producer' is not yet supported",
             "plugins.metrics-data-source.scheme: must be one of http, https, not 'ftp'",
-            "plugins.metrics-data-source.interval: 'fast' is not a duration; write 250ms, 15s, 5m or 1h30m",
+            "plugins.metrics-data-source.interval: 'fast' is not a duration; write 250ms, 15s, 5m, 1h30m or 7d",
             "schedulingProfiles.decode.plugins[0].pluginRef: no plugin is named 'queue-scorrer'; "
             "did you mean 'queue-scorer'?",
             "schedulingProfiles.decode.plugins[1].weight: must be at least 0, not -1",
