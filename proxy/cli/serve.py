@@ -55,11 +55,14 @@ class ConfigurationFiles:
         """Call `changed` whenever the content has changed, until cancelled."""
         while True:
             await asyncio.sleep(interval)
-            with suppress(Unreadable):
+            try:
                 found = await asyncio.to_thread(self._files.read_if_changed, self._digest)
-                if found not in (None, self._known):
-                    self._known = found
-                    await changed()
+            except Unreadable as error:
+                log.warning("--watch: %s; keeping the configuration in effect", error)
+                continue
+            if found not in (None, self._known):
+                self._known = found
+                await changed()
 
     def _digest(self) -> bytes:
         """Return the digest of the contents, following links: an update of a ConfigMap changes a link to another
@@ -69,8 +72,10 @@ class ConfigurationFiles:
             named = scheduling_files(text, self.file)
             self._files.paths = [self.file, *named]
             return hashlib.sha256(b"".join([text, *(path.read_bytes() for path in named)])).digest()
-        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-            raise Unreadable([Problem(str(self.file), str(error))]) from None
+        except OSError as error:
+            raise Unreadable([Problem(str(error.filename), f"cannot be read: {error.strerror}")]) from None
+        except ValueError as error:  # a path with a NUL
+            raise Unreadable([Problem(str(self.file), f"cannot be read: {error}")]) from None
 
 
 log = logging.getLogger("kvlane")
@@ -127,7 +132,8 @@ def serve(
     guard_standard_error()
     logs.set_up(settings.telemetry, sys.stderr)
     raise_open_files_limit()
-    warn_of_few_files(settings.listen.max_connections)
+    is_default = "maxConnections" not in (settings.given.get("listen") or {})
+    warn_of_few_files(settings.listen.max_connections, logging.INFO if is_default else logging.WARNING)
     if not settings.has_pods:
         log.warning(NO_PODS)
     for remark in settings.remarks:

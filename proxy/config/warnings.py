@@ -5,14 +5,15 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from proxy.autoscale import settings as autoscale
 from proxy.config.load import named_files, texts
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, PodTls
 from proxy.core.errors import Problem
-from proxy.core.params import load, plain
+from proxy.core.params import load, plain, suggestion
 from proxy.core.registry import Registry
 from proxy.disagg import settings as disagg
 from proxy.flowcontrol import settings as flowcontrol
@@ -45,6 +46,7 @@ def warnings(settings: Settings) -> Iterator[str]:
         types = {entry.type for entry in pool.scheduling.plugins}
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
         yield from disagg.warnings(pool.disaggregation.connector, name, types, roles)
+    yield from _of_roles(settings)
     if settings.autoscale.pools:
         yield from map(str, autoscale.warnings(settings.autoscale))
     if not settings.has_pods:
@@ -61,6 +63,14 @@ def _of_addresses(settings: Settings) -> Iterator[str]:
             f"listen.maxBody: {settings.listen.max_body} bytes are too few for most requests; "
             "a number without a unit is in bytes."
         )
+
+
+def _of_roles(settings: Settings) -> Iterator[str]:
+    for path, pod in _static_pods(settings):
+        role = pod.get("role") or ""
+        if role and role not in disagg.ROLES:
+            known = ", ".join(disagg.ROLES)
+            yield f"{path}.role: {role!r} is not one of {known}{suggestion(str(role), disagg.ROLES)}"
 
 
 def _of_files(settings: Settings) -> Iterator[str]:
@@ -100,8 +110,15 @@ def _tls_sections(settings: Settings) -> Iterator[tuple[str, ServerTls | PodTls 
     yield "admin.tls", settings.admin.tls
     yield "extproc.tls", settings.extproc.tls
     for name, pool in settings.all_pools.items():
+        yield "pods.tls" if name == DEFAULT_POOL else f"pools.{name}.pods.tls", pool.pods.tls
+    for path, pod in _static_pods(settings):
+        if "tls" in pod:
+            yield f"{path}.tls", load(PodTls, pod["tls"])
+
+
+def _static_pods(settings: Settings) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the path and the values of each static pod as it was written."""
+    for name, pool in settings.all_pools.items():
         given, path = (settings.source, "pods") if name == DEFAULT_POOL else (pool.given, f"pools.{name}.pods")
-        yield f"{path}.tls", pool.pods.tls
         for index, pod in enumerate((given.get("pods") or {}).get("static") or ()):
-            if "tls" in pod:
-                yield f"{path}.static[{index}].tls", load(PodTls, pod["tls"])
+            yield f"{path}.static[{index}]", pod

@@ -106,11 +106,12 @@ def raise_open_files_limit() -> None:
             log.warning("could not raise the limit on open files from %d to %d: %s", soft, hard, error)
 
 
-def warn_of_few_files(max_connections: int) -> None:
-    """Log a warning if the limit is too low for two descriptors per client: its connection and the one to its pod."""
+def warn_of_few_files(max_connections: int, level: int = logging.WARNING) -> None:
+    """Log if the limit is too low for two descriptors per client: its connection and the one to its pod."""
     most, wanted = open_files_limit(), 2 * max_connections + RESERVED_FILES
     if most < wanted:
-        log.warning(
+        log.log(
+            level,
             "the limit on open files is %d, too low for listen.maxConnections (%d); raise the hard limit to %d"
             " (ulimit -Hn, LimitNOFILE) or lower listen.maxConnections",
             most,

@@ -24,6 +24,9 @@ class DisaggregationSettings:
             connector_named(self.connector)
 
 
+ROLES = ("prefill", "decode", "encode", "both", "prefill-decode", "encode-prefill", "encode-prefill-decode")
+"""The roles that the filters of a stage know. A label selector can select any other role."""
+
 HANDLERS = frozenset({"disagg-profile-handler", "pd-profile-handler"})
 FILTERS = {"prefill-filter": "prefill", "encode-filter": "encode"}
 ALWAYS = "always-disagg-pd-decider"

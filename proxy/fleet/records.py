@@ -165,14 +165,14 @@ class Ejections:
 
     def add(self, record: PodRecord, why: str, who: int) -> None:
         if record.eject(why, who):
-            if who == OWN:
+            if who == OWN and why != RANKS_IGNORED:
                 log.warning("pod %s ejected: %s", record.name, why)
             self._review()
 
     def remove(self, record: PodRecord, why: str, who: int) -> None:
         if record.uneject(why, who):
-            if who == OWN:
-                log.info("pod %s no longer ejected: %s", record.name, why)
+            if who == OWN and why != RANKS_IGNORED:
+                log.info("pod %s no longer ejected; the reason was: %s", record.name, why)
             self._review()
 
     def own(self) -> Mapping[str, Sequence[str]]:

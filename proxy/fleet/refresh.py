@@ -148,6 +148,10 @@ class Refresher:
     def _pod(self) -> str:
         return self._endpoint.pod_name
 
+    @property
+    def _has_metrics(self) -> bool:
+        return self._endpoint.metrics.scraped_at > -math.inf
+
     def _pause(self, elapsed: float) -> float:
         """Return the rest of the interval; at least half an interval after a slow scrape."""
         interval = self._budget.interval
@@ -267,6 +271,8 @@ class Refresher:
         self._scraped(self._endpoint, STALE_AFTER * (self._budget.interval + took), self._models_checksum)
 
     def _use(self, endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], in_flight: Sequence[int]) -> None:
+        if self._missed >= STALE_AFTER and self._has_metrics:
+            log.info("pod %s: the metrics are fresh again", self._pod)
         self._missed, self._last = 0, metrics
         for endpoint, of_rank, requests in zip(endpoints, metrics, in_flight, strict=False):
             endpoint.publish(of_rank, requests)
@@ -280,7 +286,10 @@ class Refresher:
         self._fleet.missed(self._endpoint, why)
         if self._missed == STALE_AFTER:
             url = self.settings.metrics_url(self._endpoint.url)
-            log.warning("pod %s: the metrics are stale: %s: %s", self._pod, url, why)
+            what = (
+                "the metrics are stale" if self._has_metrics else "no metrics yet" if self._reached else "not ready yet"
+            )
+            log.warning("pod %s: %s: %s: %s", self._pod, what, url, why)
             for endpoint in self._endpoint.ranks:
                 stale = replace(endpoint.metrics, freshness=Freshness.STALE)
                 endpoint.publish(stale, endpoint.load.requests)

@@ -275,9 +275,10 @@ class PodRelay:
             if response is None:
                 why = type(error).__name__
                 raise BadGateway(f"The pod '{endpoint.name}' did not respond: {why}.") from error
+            if request.transport is None or request.transport.is_closing():
+                return response  # the viewer left
             log.warning("admin: the response of pod %s to %s broke off: %r", endpoint.name, request.path, error)
-            if request.transport is not None:
-                request.transport.abort()
+            request.transport.abort()
         return response
 
 

@@ -8,11 +8,12 @@ import resource
 import signal
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 from tests.helpers.cli.kvlane import Kvlane, ask, kvlane, until_ready
 from tests.helpers.http.support import Pod, Received, answering, plain
 from tests.helpers.ports import free_port
-from tests.helpers.waiting import until
+from tests.helpers.waiting import until, wait_until
 
 CHAT = b'{"model":"m","messages":[]}'
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (len(CHAT), CHAT)
@@ -63,7 +64,21 @@ async def test_the_soft_limit_is_raised_to_the_hard_limit_and_a_low_hard_limit_i
             assert limits_of(process) == (300, 300)
             process.signal(signal.SIGINT)
             assert await asyncio.to_thread(process.ended) == 0
-    assert "the limit on open files is 300, too low for listen.maxConnections (20000)" in process.errors
+    line = next(line for line in process.errors.splitlines() if "the limit on open files" in line)
+    assert "the limit on open files is 300, too low for listen.maxConnections (20000)" in line
+    assert " INFO " in line
+
+
+def test_a_configured_limit_of_connections_beyond_the_open_files_is_a_warning(tmp_path: Path) -> None:
+    file, port = tmp_path / "kvlane.yaml", free_port()
+    listen = f"{{host: 127.0.0.1, port: {port}, maxConnections: 150}}"
+    file.write_text(f"listen: {listen}\nadmin: {{port: 0}}\npods: {{static: [{{url: http://127.0.0.1:1}}]}}")
+    with kvlane("serve", "-c", str(file), ulimit="-n 300") as process:
+        wait_until(lambda: ask(f"http://127.0.0.1:{port}/health")[0] != 0)
+        process.signal(signal.SIGINT)
+        assert process.ended() == 0
+    line = next(line for line in process.errors.splitlines() if "the limit on open files" in line)
+    assert " WARNING " in line
 
 
 async def test_without_free_descriptors_clients_get_503_and_no_pod_is_ejected() -> None:

@@ -61,6 +61,17 @@ async def test_a_temporarily_missing_file_is_no_change(tmp_path: Path) -> None:
         await until(lambda: seen == ["two"])
 
 
+async def test_a_deleted_file_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text("one")
+    async with watched(file):
+        file.unlink()
+        await until(lambda: bool(caplog.messages))
+        await asyncio.sleep(5 * TICK)
+    missing = f"{file}: cannot be read: No such file or directory"
+    assert caplog.messages == [f"--watch: {missing}; keeping the configuration in effect"]
+
+
 async def test_an_unfinished_file_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "kvlane.yaml"
     file.write_text("")

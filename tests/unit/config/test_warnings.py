@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.config.warnings import unusable, warnings
+from proxy.disagg.settings import ROLES
+from proxy.plugins.filters.decode import DECODING
+from proxy.plugins.filters.encode import ENCODING
+from proxy.plugins.filters.prefill import PREFILLING
 from proxy.settings import from_mapping
 from tests.helpers.http.authority import self_signed
 
@@ -55,6 +59,22 @@ def test_a_missing_file_of_pods_that_a_plugin_names_is_named(tmp_path: Path) -> 
     assert list(warnings(settings)) == [
         f"{path}pods.file: {gone} does not exist; it provides no pods until it does." for path in ("", "pools.spare.")
     ]
+
+
+def test_an_unknown_role_of_a_static_pod_is_named() -> None:
+    pods = {"static": [{"url": "http://a:1", "role": "prefil"}, {"url": "http://b:1", "role": "decode"}]}
+    labelled = {"static": [{"url": "http://c:1", "labels": {"llm-d.ai/role": "prefil"}}]}
+    own = {"static": [{"url": "http://d:1", "role": "large"}]}
+    settings = from_mapping({"pods": pods, "pools": {"labelled": {"pods": labelled}, "own": {"pods": own}}})
+    known = "prefill, decode, encode, both, prefill-decode, encode-prefill, encode-prefill-decode"
+    assert [warning for warning in warnings(settings) if ".role" in warning] == [
+        f"pods.static[0].role: 'prefil' is not one of {known}; did you mean 'prefill'?",
+        f"pools.own.pods.static[0].role: 'large' is not one of {known}",
+    ]
+
+
+def test_every_role_of_a_filter_is_known() -> None:
+    assert set(ROLES) == (DECODING | PREFILLING | ENCODING) - {""}
 
 
 def test_a_pool_without_settings_and_a_pool_named_by_a_number_have_usable_files() -> None:

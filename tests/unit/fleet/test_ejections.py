@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+
+import pytest
 
 from proxy.core.endpoint import EndpointState
 from proxy.core.ports import ManualClock
@@ -25,6 +28,18 @@ def test_a_pod_with_an_ejection_reason_gets_no_requests() -> None:
     assert names(calls) == "bc"
     calls.fleet.uneject(a, "ill")
     assert (names(calls), calls.fleet.ejection_reasons(a)) == ("abc", [])
+
+
+def test_the_end_of_an_ejection_is_logged_with_its_reason_as_past(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls()
+    a, *_ = (calls.ready(name) for name in "abc")
+    caplog.set_level(logging.INFO, "proxy.fleet.records")
+    calls.fleet.eject(a, "fails its health checks")
+    calls.fleet.uneject(a, "fails its health checks")
+    assert caplog.messages == [
+        "pod a ejected: fails its health checks",
+        "pod a no longer ejected; the reason was: fails its health checks",
+    ]
 
 
 def test_ejections_of_more_than_half_of_the_pods_are_ignored() -> None:

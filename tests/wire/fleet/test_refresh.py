@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+import pytest
 
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness
 from proxy.core.ports import SystemClock
@@ -283,3 +286,29 @@ async def test_gpu_utilisation_of_an_exporter_is_an_attribute_and_its_absence_is
             assert it.endpoint.state is EndpointState.READY
             assert it.endpoint.metrics.freshness is Freshness.FRESH
             await exporter.start()
+
+
+async def test_stale_metrics_and_their_return_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxy.fleet.refresh")
+    async with FakePod() as pod, refreshing(PodSettings(url=pod.url, name="a")) as it:
+        await until(lambda: it.endpoint.metrics.freshness is Freshness.FRESH)
+        pod.status["/metrics"] = 500
+        await until(lambda: it.endpoint.metrics.freshness is Freshness.STALE)
+        pod.status.clear()
+        await until(lambda: it.endpoint.metrics.freshness is Freshness.FRESH)
+    assert [message for name, _, message in caplog.record_tuples if name == "proxy.fleet.refresh"] == [
+        f"pod a: the metrics are stale: {pod.url}/metrics: status 500",
+        "pod a: the metrics are fresh again",
+    ]
+
+
+async def test_a_pod_that_was_never_reached_has_no_stale_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "proxy.fleet.refresh")
+    pod = FakePod()
+    async with refreshing(PodSettings(url=pod.url, name="a")) as it:
+        await until(lambda: bool(caplog.messages))
+        async with pod:
+            await until(lambda: it.endpoint.metrics.freshness is Freshness.FRESH)
+    assert [message for name, _, message in caplog.record_tuples if name == "proxy.fleet.refresh"] == [
+        f"pod a: not ready yet: {pod.url}/metrics: connection refused"
+    ]

@@ -97,6 +97,8 @@ async def admin_port(
             body_timeout=body_timeout,
         )
         async with TestClient(TestServer(app)) as client:
+            assert client.server.handler is not None
+            client.server.handler.handler_cancellation = False  # as in AdminServer
             port = Port(client, fleet)
             yield port
 

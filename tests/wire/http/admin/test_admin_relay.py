@@ -11,6 +11,7 @@ from yarl import URL
 from proxy.http import admin_pods
 from tests.helpers.http.admin.fakes import admin_port, engine
 from tests.helpers.ports import free_port
+from tests.helpers.waiting import PATIENCE
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -111,6 +112,31 @@ async def test_a_broken_response_does_not_seem_complete(caplog: pytest.LogCaptur
             async with port.client.get("/admin/pods/pod-a/proxy/x") as result:
                 await result.read()
     assert "broke off" in caplog.text
+
+
+async def test_a_viewer_that_leaves_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    left, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half")
+        await left.wait()
+        try:
+            for _ in range(200):
+                await response.write(b"half" * 1000)
+                await asyncio.sleep(0.001)
+        finally:
+            ended.set()
+        return response
+
+    async with admin_port() as port, engine(slow) as url:
+        port.add("pod-a", url)
+        async with port.client.get("/admin/pods/pod-a/proxy/x") as result:
+            await result.content.readany()
+        left.set()
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+    assert caplog.messages == []
 
 
 async def test_a_page_of_a_pod_cannot_act_as_the_admin_port() -> None:
