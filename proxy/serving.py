@@ -15,7 +15,7 @@ from proxy.autoscale.signals import OwnSignals
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision, DecisionRecord, DecisionSampler
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConfigError, Problem, RequestError
+from proxy.core.errors import RequestError, without_extra
 from proxy.core.listener import Listener, Listeners
 from proxy.core.ports import Admission, Clock, Random, Timer
 from proxy.core.registry import PluginFaults, Ports, Registry
@@ -484,7 +484,7 @@ def _check_extra(settings: ExtProcSettings) -> None:
         if settings.is_on:
             importlib.import_module("proxy.extproc.server")
     except ImportError:
-        raise ConfigError([Problem("extproc.port", "needs the extra: pip install 'kvlane[extproc]'")]) from None
+        raise without_extra("extproc.port", "extproc") from None
 
 
 class _Prompts(Listener):

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from proxy import yaml_source
 from proxy.auth.settings import ApiKey, AuthSettings, Jwt, Limits, Scope, check_keys
 from proxy.core import params
-from proxy.core.errors import ConfigError, Forbidden, IssuerUnreachable, Problem, Unauthorized, UnknownModel
+from proxy.core.errors import (
+    ConfigError,
+    Forbidden,
+    IssuerUnreachable,
+    Problem,
+    Unauthorized,
+    UnknownModel,
+    without_extra,
+)
 from proxy.core.files import WatchedFiles
 from proxy.core.ports import IDENTITY, Clock, Identity, Resolver, allows
 from proxy.core.request import InferenceRequest, changed
@@ -124,7 +132,7 @@ def _tokens(settings: Jwt, fetch: Fetch, clock: Clock, draft: Draft) -> JwtVerif
     try:
         from proxy.auth.jwt_tokens import REFRESH, IssuerKeys, JwtVerifier
     except ImportError:
-        raise ConfigError([Problem("security.jwt", "needs the extra: pip install 'kvlane[jwt]'")]) from None
+        raise without_extra("security.jwt", "jwt") from None
     issuer = (settings.issuer, settings.jwks)
     keys = draft.get("web-keys", lambda: IssuerKeys(settings.jwks, REFRESH, fetch, clock), issuer)
     return JwtVerifier(settings, _name_of("jwt", settings.limits), keys, clock)

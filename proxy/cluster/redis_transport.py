@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from proxy.cluster.settings import ReplicaSettings, StoreAddress, address_of
-from proxy.core.errors import ConfigError, Problem
+from proxy.core.errors import ConfigError, Problem, without_extra
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ def library() -> Any:
         importlib.import_module("hiredis")
         return importlib.import_module("redis.asyncio")
     except ImportError:
-        raise ConfigError([Problem("replicas.store", "needs the extra: pip install 'kvlane[redis]'")]) from None
+        raise without_extra("replicas.store", "redis") from None
 
 
 def check(settings: ReplicaSettings) -> None:

@@ -22,7 +22,7 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
         keys = {"caCertPath": source.ca_cert_path, "clientCertPath": source.client_cert_path}
         for key, path in {**keys, "clientKeyPath": source.client_key_path}.items():
             if path is not None:
-                faults.append(Problem(f"scheduling.plugins.metrics-data-source.{key}", NOT_YET))
+                faults.append(Problem(f"scheduling.plugins.metrics-data-source.parameters.{key}", NOT_YET))
         found = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
         given = {key: value for key, value in found.items() if value is not None}
     if (gpus := layer.gpus) is not None:
@@ -53,14 +53,14 @@ def dialects(core: CoreMetrics | None, faults: Faults) -> Dialects:
         return Dialects()
     by_engine = dict(DIALECTS)
     for engine in core.engine_configs:
-        path = f"scheduling.plugins.core-metrics-extractor.engineConfigs.{engine.name}"
+        path = f"scheduling.plugins.core-metrics-extractor.parameters.engineConfigs.{engine.name}"
         try:
             by_engine[engine.name] = _dialect(engine)
         except ValueError as error:
             faults.append(Problem(path, str(error)))
     default = core.default_engine or DEFAULT_ENGINE
     if default not in by_engine:
-        path = "scheduling.plugins.core-metrics-extractor.defaultEngine"
+        path = "scheduling.plugins.core-metrics-extractor.parameters.defaultEngine"
         faults.append(Problem(path, f"'{default}' is not one of {', '.join(by_engine)}"))
         return Dialects()
     labels = dict.fromkeys(label for label in (core.engine_label_key, *ENGINE_LABELS) if label)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -386,6 +387,12 @@ class Problem:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
+class MissingPackage(Problem):
+    """A plugin whose package is not installed."""
+
+    __slots__ = ()
+
+
 class ConfigError(KvlaneError):
     """All faults of a configuration, in the order of the file."""
 
@@ -396,6 +403,13 @@ class ConfigError(KvlaneError):
     def in_file_of(self, setting: str) -> ConfigError:
         """Return the error with its faults, which have the path of a file, below the setting that names the file."""
         return type(self)([Problem(setting, str(problem)) for problem in self.problems])
+
+
+def without_extra(path: str, extra: str, package: str = "") -> ConfigError:
+    """Return the error for a setting, or the plugin of this path, that needs an extra which is not installed."""
+    needs = f"the package {package}" if package else "the extra"
+    install = f"{sys.executable} -m pip install 'kvlane[{extra}]'"
+    return ConfigError([MissingPackage(path, f"needs {needs}: {install}")])
 
 
 class Unreadable(ConfigError):

@@ -196,7 +196,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+    return f"{path}.{key}" if path and key else path or key
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
@@ -223,7 +223,7 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
     try:
         return cls(**values)
     except ConfigError as error:
-        raise Invalid(*(Problem(join(path, one.path), one.message) for one in error.problems)) from None
+        raise Invalid(*(dataclasses.replace(one, path=join(path, one.path)) for one in error.problems)) from None
     except ValueError as error:
         raise Invalid(_at_its_key(cls, path, str(error))) from None
 
@@ -381,6 +381,15 @@ def unknown(key: str, known: Sequence[str]) -> str:
     """Return the error for a key that is not known, with the nearest known key, or all keys if none is near."""
     all_keys = f"; known are {', '.join(known)}" if known else "; it has no fields"
     return f"unknown field '{key}'{suggestion(key, known) or all_keys}"
+
+
+_UNKNOWN = re.compile(r"unknown field '([^']*)'")
+
+
+def unknown_key(problem: Problem) -> str:
+    """Return the key with which `unknown` began the message; "" for other problems."""
+    match = _UNKNOWN.match(problem.message)
+    return match[1] if match else ""
 
 
 def _as_mapping(cls: type[Any], data: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.log_limit import LogLimit
-from proxy.core.params import Invalid, suggestion
+from proxy.core.params import Invalid, suggestion, unknown_key
 from proxy.core.plugin import Plugin
 from proxy.core.ports import Clock
 
@@ -110,8 +110,13 @@ def make_plugin(cls: type[Plugin], parameters: Any, path: str, ports: Ports) -> 
     try:
         return params.build(cls, params.without_nulls(cls, parameters), cls.plugin_type, injected(cls, ports))
     except Invalid as invalid:
-        faults = ((problem.path.removeprefix(cls.plugin_type), problem.message) for problem in invalid.problems)
-        raise Invalid(*(Problem(path + below, message) for below, message in faults)) from None
+        raise Invalid(*(_moved(problem, cls.plugin_type, path) for problem in invalid.problems)) from None
+
+
+def _moved(problem: Problem, root: str, path: str) -> Problem:
+    """Return the problem of a parameter at its path; a problem without a key has the path of the plugin."""
+    below = problem.path.removeprefix(root)
+    return dataclasses.replace(problem, path=f"{path}.parameters{below}" if below or unknown_key(problem) else path)
 
 
 def injected(cls: type[Plugin], ports: Ports) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint
+from proxy.core.errors import without_extra
 from proxy.core.ports import KvEvents, KvListener, KvSources
 from proxy.core.state import Draft
 from proxy.core.tasks import Tasks
@@ -76,8 +77,6 @@ def _number(labels: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isdecimal() and len(text) < 6 and int(text) < 65536 else default
 
 
-MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
-
 Hook = Callable[[Endpoint], None]
 Watch = Callable[[Hook, Hook], Callable[[], None]]
 """(added, removed) -> stop: calls `added` for present and new pods, and `removed` for pods that leave."""
@@ -100,7 +99,7 @@ class KvSubscriptions(KvEvents):
         try:
             import_module("proxy.prefix.kv_sockets")
         except ImportError as error:
-            raise ValueError(MISSING.format(name="pyzmq" if error.name == "zmq" else error.name)) from None
+            raise without_extra("", "precise", "pyzmq" if error.name == "zmq" else error.name or "") from None
         check(sources)
         self.draft.get(object(), lambda: Subscription(sources, listener, self.watch))
 

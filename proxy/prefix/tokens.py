@@ -11,6 +11,7 @@ import orjson
 
 from proxy import outbound
 from proxy.core.endpoint import Endpoint
+from proxy.core.errors import without_extra
 from proxy.core.ports import LocalModel, PromptTokenizer, RemoteTokenizer, Tokenizers
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.core.state import Draft
@@ -18,9 +19,6 @@ from proxy.prefix.chat import Uncertain, refuse_what_steers
 from proxy.prefix.hashing import packed
 
 log = logging.getLogger(__name__)
-
-
-MISSING = "needs the package {name}: pip install 'kvlane[precise]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class TokenSource(Tokenizers):
         try:
             from proxy.prefix.tokenizer import LocalTokens  # needs an extra
         except ImportError as error:
-            raise ValueError(MISSING.format(name=error.name)) from None
+            raise without_extra("", "precise", error.name or "") from None
         return self.draft.get(object(), lambda: LocalTokens(model, self.wall))
 
     def remote(self, tokenizer: RemoteTokenizer) -> PromptTokenizer:

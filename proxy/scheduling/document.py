@@ -171,7 +171,7 @@ class _Reader:
             self._names[label] = _text(item, "type")
         entry = self._load(PluginEntry, item, path)
         if entry is not None and UDS in (entry.parameters or {}):
-            self._remark(f"{path}.{UDS}", "has no effect: the pods tokenise the prompts")
+            self._remark(f"{path}.parameters.{UDS}", "has no effect: the pods tokenise the prompts")
         if entry is None or entry.type not in UNSUPPORTED_TYPES:
             return entry
         if (equivalent := _equivalent(entry)) is None:
@@ -197,7 +197,7 @@ class _Reader:
             if entry.type in types & SOLE_TYPES:
                 self._complain(path, f"there is another '{entry.type}'; one is enough")
             types.add(entry.type)
-            named[entry.label] = (entry.type, self._load(kind.parameters, entry.parameters, path))
+            named[entry.label] = (entry.type, self._load(kind.parameters, entry.parameters, f"{path}.parameters"))
             if kind.remark:
                 self._remark(path, kind.remark)
         return named
@@ -282,7 +282,7 @@ class _Reader:
 
     def _check_detectors(self, label: str, _: str, highest: MaxSaturationDetector) -> bool:
         """Return whether the detector combines two others, one of each kind."""
-        path = f"plugins.{label}.detectors"
+        path = f"plugins.{label}.parameters.detectors"
         are_right = [self._check_role(name, path, DETECTOR) for name in highest.detectors]
         if not all(are_right):
             return False

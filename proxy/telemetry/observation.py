@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.core.endpoint import Endpoint
-from proxy.core.errors import ConfigError, Problem
+from proxy.core.errors import without_extra
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.fleet.store import Fleet
@@ -53,8 +53,7 @@ class Observation:
             try:
                 from proxy.telemetry.traces import Tracing
             except ImportError:
-                missing = "needs the extra: pip install 'kvlane[otel]'"
-                raise ConfigError([Problem("telemetry.tracing", missing)]) from None
+                raise without_extra("telemetry.tracing", "otel") from None
             self._tracing = Tracing(settings.tracing, __version__, clock)
         self._recorder: RequestRecorder | None = None
         if settings.record is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
+from proxy.core.params import unknown_key
 from proxy.scheduling.document import API_VERSIONS, FLOW_CONTROL, KIND, OLDER_API_VERSIONS, RENAMED_TYPES
 from proxy.tools.imported import Imported, InvalidDocument, documents, read_all
 
@@ -17,7 +18,6 @@ MOST = 200
 
 _KEYS = ("plugins", "schedulingProfiles")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
-_UNKNOWN = re.compile(r"unknown field '([^']+)'")
 
 Document = dict[str, Any]
 
@@ -67,8 +67,7 @@ def _without(document: Document, problem: Problem, made: Imported) -> Document:
     ConfigError if neither can be found."""
     document = copy.deepcopy(document)
     head, _, where = problem.path.partition(".")
-    unknown = _UNKNOWN.match(problem.message)
-    where = ".".join(part for part in (where, unknown[1] if unknown else "") if part)
+    where = ".".join(part for part in (where, unknown_key(problem)) if part)
     where = where.removesuffix(".pluginRef")
     dropped = where
     while head == "scheduling" and dropped:
@@ -91,8 +90,7 @@ def _drop(document: Document, where: str) -> bool:
                 items.remove(item)
                 return True
             if rest.startswith(f"{_label(item)}."):
-                place = item.get("parameters") if key == "plugins" else item
-                return _delete(place, rest.removeprefix(f"{_label(item)}."))
+                return _delete(item, rest.removeprefix(f"{_label(item)}."))
     return _delete(document, where)
 
 

@@ -165,7 +165,7 @@ def test_a_missing_package_is_a_fault_of_the_plugin_that_needs_it(tmp_path: Path
     done = subprocess.run([sys.executable, "-c", WITHOUT], input=body, capture_output=True, text=True, check=True)
     exact, token = "precise-prefix-cache-producer", "token-producer"
     assert done.stdout.splitlines() == [
-        f"scheduling.plugins.{plugin}: needs the package {package}: pip install 'kvlane[precise]'"
+        f"scheduling.plugins.{plugin}: needs the package {package}: {sys.executable} -m pip install 'kvlane[precise]'"
         for plugin, package in [(exact, "pyzmq"), (exact, "msgpack"), (token, "tokenizers"), (token, "jinja2")]
     ]
 

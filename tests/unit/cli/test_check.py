@@ -23,4 +23,4 @@ def test_a_missing_extra_of_the_replicas_is_a_fault(tmp_path: Path, monkeypatch:
     file.write_text("pods: {static: [{url: http://a:1}]}\nreplicas: {store: redis://a:6379}\n")
     result = CliRunner().invoke(main, ["check", "-c", str(file)])
     assert result.exit_code == 2
-    assert "replicas.store: needs the extra: pip install 'kvlane[redis]'" in result.output
+    assert f"replicas.store: needs the extra: {sys.executable} -m pip install 'kvlane[redis]'" in result.output

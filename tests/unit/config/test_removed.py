@@ -36,7 +36,7 @@ def faults(configuration: dict[str, Any]) -> list[str]:
 def test_the_refusal_of_a_removed_key_names_its_replacement(key: str) -> None:
     first, _, rest = key.partition(".")
     if first in PLUGINS:
-        path = f"scheduling.plugins.mine.{rest}"
+        path = f"scheduling.plugins.mine.parameters.{rest}"
         configuration: dict[str, Any] = {"plugins": [{"type": first, "name": "mine", "parameters": nested(rest)}]}
         configuration = {"scheduling": configuration}
     else:

@@ -31,5 +31,5 @@ def test_a_document_may_add_engines_and_choose_the_default() -> None:
 def test_a_spec_that_does_not_parse_is_a_fault_with_its_path() -> None:
     parameters = {"engineConfigs": [{"name": "ours", "queuedRequestsSpec": "{"}]}
     plugins = [{"type": "core-metrics-extractor", "parameters": parameters}]
-    with pytest.raises(ConfigError, match=r"core-metrics-extractor\.engineConfigs\.ours"):
+    with pytest.raises(ConfigError, match=r"core-metrics-extractor\.parameters\.engineConfigs\.ours"):
         from_mapping({"scheduling": {"plugins": plugins}})

@@ -127,7 +127,9 @@ def test_faults_are_reported_with_their_path() -> None:
         "scheduling.flowControl: unknown field 'maxRequest'; did you mean 'maxRequests'?"
     ]
     wrong = [{"type": "priority-holdback-policy", "parameters": {"minCeiling": 2}}]
-    assert faults({}, wrong) == ["scheduling.plugins.priority-holdback-policy: minCeiling must be less than maxCeiling"]
+    assert faults({}, wrong) == [
+        "scheduling.plugins.priority-holdback-policy.parameters: minCeiling must be less than maxCeiling"
+    ]
 
 
 def test_reflective_ceilings_have_no_parameters() -> None:

@@ -280,9 +280,9 @@ class TestParameters:
 
     def test_unknown_names_are_all_reported_with_suggestions(self) -> None:
         found = faults(profiles={"decode": "decod"}, deciders={"prefill": "yess", "encode": "z"})
-        assert "plugins.split.profiles.decode: there is no profile 'decod'; did you mean 'decode'?" in found
-        assert "plugins.split.deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in found
-        assert "plugins.split.deciders.encode: no decider is named 'z'" in found
+        assert "plugins.split.parameters.profiles.decode: there is no profile 'decod'; did you mean 'decode'?" in found
+        assert "plugins.split.parameters.deciders.prefill: no decider is named 'yess'; did you mean 'yes'?" in found
+        assert "plugins.split.parameters.deciders.encode: no decider is named 'z'" in found
 
     def test_a_missing_profile_of_a_stage_is_an_error(self) -> None:
         assert "profiles.prefill: there is no profile" in fault(known=["decode"], deciders={"prefill": "yes"})

@@ -174,7 +174,7 @@ class TestUtilization:
         assert "conditions[0]" in fault("utilization-filter", conditions=[condition])
 
     def test_without_conditions_it_is_refused(self) -> None:
-        assert fault("utilization-filter") == "utilization-filter.conditions: is required"
+        assert fault("utilization-filter") == "utilization-filter.parameters.conditions: is required"
         assert "would keep every pod" in fault("utilization-filter", conditions=[])
 
 

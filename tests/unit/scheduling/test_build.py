@@ -287,7 +287,7 @@ class TestWhatIsRefused:
             "plugins": [{"type": "queue-scorer", "parameters": {"full_at": 1}}],
             "schedulingProfiles": [profile("a", "queue-scorer")],
         }
-        assert complaints(document) == ["plugins.queue-scorer: unknown field 'full_at'; it has no fields"]
+        assert complaints(document) == ["plugins.queue-scorer.parameters: unknown field 'full_at'; it has no fields"]
 
     def test_parameters_of_llm_d_without_effect_are_accepted(self) -> None:
         ignored = {

@@ -98,7 +98,8 @@ class TestFaults:
     def test_a_missing_decider_is_an_error(self) -> None:
         (fault,) = faults(document({"deciders": {"prefill": "prefix-based-decider"}}))
         assert fault == (
-            f"plugins.{HANDLER}.deciders.prefill: no decider is named 'prefix-based-decider'; did you mean '{DECIDER}'?"
+            f"plugins.{HANDLER}.parameters.deciders.prefill: no decider is named 'prefix-based-decider'; "
+            f"did you mean '{DECIDER}'?"
         )
 
     def test_a_plugin_that_is_no_decider_is_an_error(self) -> None:
@@ -107,7 +108,7 @@ class TestFaults:
 
     def test_a_faulty_decider_is_not_also_missing(self) -> None:
         (fault,) = faults(document(None, {"nonCachedTokens": -1}))
-        assert fault == f"plugins.{DECIDER}.nonCachedTokens: must be at least 0, not -1"
+        assert fault == f"plugins.{DECIDER}.parameters.nonCachedTokens: must be at least 0, not -1"
 
     def test_a_peer_scorer_without_a_peer_is_an_error(self) -> None:
         name = "topology-affinity-scorer"

@@ -53,14 +53,15 @@ def test_every_typo_is_reported_at_once_with_path_and_suggestion() -> None:
             "featureGates[1]: 'haPopulateNonLeaderDatastore' must be true or false, not 'maybe'",
             "plugins.approx: unknown plugin type 'aprox-prefix-cache-producer'; "
             "did you mean 'approx-prefix-cache-producer'?",
-            "plugins.queue-scorer: unknown field 'threshold'; it has no fields",
-            "plugins.load-aware-scorer: unknown field 'treshold'; did you mean 'threshold'?",
+            "plugins.queue-scorer.parameters: unknown field 'threshold'; it has no fields",
+            "plugins.load-aware-scorer.parameters: unknown field 'treshold'; did you mean 'threshold'?",
             "plugins.kv-cache-utilization-scorer: two plugins have this name",
-            "plugins.pick: unknown field 'maxNumOfEndpoint'; did you mean 'maxNumOfEndpoints'?",
+            "plugins.pick.parameters: unknown field 'maxNumOfEndpoint'; did you mean 'maxNumOfEndpoints'?",
             "plugins.nameless.type: is required",
             "plugins.source: 'p2p-source-producer' is not yet supported",
-            "plugins.metrics-data-source.scheme: must be one of http, https, not 'ftp'",
-            "plugins.metrics-data-source.interval: 'fast' is not a duration; write 250ms, 15s, 5m, 1h30m or 7d",
+            "plugins.metrics-data-source.parameters.scheme: must be one of http, https, not 'ftp'",
+            "plugins.metrics-data-source.parameters.interval: 'fast' is not a duration; "
+            "write 250ms, 15s, 5m, 1h30m or 7d",
             "schedulingProfiles.decode.plugins[0].pluginRef: no plugin is named 'queue-scorrer'; "
             "did you mean 'queue-scorer'?",
             "schedulingProfiles.decode.plugins[1].weight: must be at least 0, not -1",

@@ -349,7 +349,7 @@ def test_estimates_of_media_and_a_model_without_a_mode_have_no_effect() -> None:
 def test_the_pods_replace_the_deprecated_tokenizer_behind_a_socket_and_a_remark_says_so(type_name: str) -> None:
     uds = {"udsTokenizerConfig": {"socketFile": "/tmp/tokenizer.sock"}, "modelName": "m"}
     made = document({"type": type_name, "parameters": uds})
-    assert remarks(made) == [f"plugins.{type_name}.udsTokenizerConfig"]
+    assert remarks(made) == [f"plugins.{type_name}.parameters.udsTokenizerConfig"]
 
 
 class TestAgents:

@@ -294,7 +294,7 @@ schedulingProfiles:
         assert [ref["pluginRef"] for ref in profile["plugins"]] == ["queue-scorer", "max-score-picker"]
         named = missing(made)
         assert {"plugins.mine", "plugins.multicluster-queue-scorer", "featureGates[0]", "frob"} <= named
-        assert "plugins.queue-scorer.frob" in named
+        assert "plugins.queue-scorer.parameters.frob" in named
 
     def test_a_config_map_is_unwrapped(self, tmp_path: Path) -> None:
         inner = "kind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n"
