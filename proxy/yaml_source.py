@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from proxy.core.errors import ConfigError, Problem, Unreadable
-from proxy.core.params import FromEnvironment, join
+from proxy.core.params import FromEnvironment, Unexpanded, join
 
 LONGEST = 1_000_000
 """Largest number of values in one file."""
@@ -52,14 +52,20 @@ def _undecoded(error: ValueError) -> str:
 def read(text: str, source: str, environ: Mapping[str, str]) -> Any:
     """Return the values of a configuration: `${ENV}` and `${ENV:-default}` are expanded, and a duplicate key is a
     fault. Raise ConfigError, for a syntax error with its line and column."""
+    found, problems = read_partly(text, source, environ)
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def read_partly(text: str, source: str, environ: Mapping[str, str]) -> tuple[Any, list[Problem]]:
+    """As `read`, but return the faults of environment variables with the values. A value with a fault is Unexpanded."""
     problems: list[Problem] = []
     found = _guarded(
         lambda: _expand(yaml.load(text, Loader=_StrictLoader), "", environ, problems),
         source,
     )
-    if problems:
-        raise ConfigError(problems)
-    return found
+    return found, problems
 
 
 def read_data(text: str, source: str = "") -> Any:
@@ -237,21 +243,26 @@ def _expand(value: Any, path: str, environ: Mapping[str, str], problems: list[Pr
     if isinstance(value, str) and "$" in value:
         return _expand_text(value, path, environ, problems)
     if value == WITHHELD:
-        problems.append(Problem(path, f"{WITHHELD} stands for a secret that was not shown; write the secret itself"))
+        why = f"{WITHHELD} stands for a secret that was not shown; write the secret itself"
+        problems.append(Problem(path, why))
+        return Unexpanded(value, why)
     return value
 
 
 def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: list[Problem]) -> FromEnvironment:
+    faults: list[str] = []
+
     def replace(match: re.Match[str]) -> str:
         if match[0] == "$$":
             return "$"
         name: str = match["name"]
         found: str | None = environ.get(name, match["default"])
         if found is None:
-            why = f"environment variable {name} is not set; set it or write ${{{name}:-default}}"
-            problems.append(Problem(path, why))
+            faults.append(f"environment variable {name} is not set; set it or write ${{{name}:-default}}")
         return found or ""
 
     if _OPEN.search(text):
-        problems.append(Problem(path, "has a ${ without a name and a } behind it; write $$ for a dollar sign"))
-    return FromEnvironment(_VARIABLE.sub(replace, text))
+        faults.append("has a ${ without a name and a } behind it; write $$ for a dollar sign")
+    expanded = _VARIABLE.sub(replace, text)
+    problems.extend(Problem(path, fault) for fault in faults)
+    return Unexpanded(expanded, faults[0]) if faults else FromEnvironment(expanded)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.core.params import Moment, param
+from proxy.core.errors import ConfigError
+from proxy.core.params import Moment, at_its_key, param
 
 Scope = Literal["inference", "admin"]
 
@@ -123,26 +124,37 @@ class AuthSettings:
         return bool(self.api_keys) or self.api_keys_file is not None or self.jwt is not None
 
     def __post_init__(self) -> None:
-        check_keys(self.api_keys, self.limits)
+        if found := list(self.faults()):
+            raise ConfigError([at_its_key(type(self), "", fault) for fault in found])
+
+    def faults(self) -> Iterator[str]:
+        """Yield a message for each setting that contradicts another one, starting with its key."""
+        yield from key_faults(self.api_keys, self.limits)
         others = [(f"tenants.{name}:", tenant.limits) for name, tenant in self.tenants.items()]
         if self.jwt is not None:
             others.append(("jwt:", self.jwt.limits))
         for who, limits in others:
-            _check_limits(who, limits, self.limits)
+            yield from _limit_faults(who, limits, self.limits)
         if (self.limits or self.tenants) and not self.asks:
-            raise ValueError("limits apply to keys and tenants only: add apiKeys, apiKeysFile or jwt")
+            yield ("limits apply to keys and tenants only: add apiKeys, apiKeysFile or jwt")
 
 
 def check_keys(keys: Sequence[ApiKey], limits: Iterable[str]) -> None:
     """Raise ValueError for two keys of one name, and for limits that do not exist."""
+    for fault in key_faults(keys, limits):
+        raise ValueError(fault)
+
+
+def key_faults(keys: Sequence[ApiKey], limits: Iterable[str]) -> Iterator[str]:
+    """Yield a message for two keys of one name, and for limits that do not exist."""
     names: set[str] = set()
     for key in keys:
         if key.name in names:
-            raise ValueError(f"apiKeys: two are named '{key.name}'")
+            yield f"apiKeys: two are named '{key.name}'"
         names.add(key.name)
-        _check_limits(f"apiKeys: '{key.name}'", key.limits, limits)
+        yield from _limit_faults(f"apiKeys: '{key.name}'", key.limits, limits)
 
 
-def _check_limits(who: str, named: Limits | str | None, limits: Iterable[str]) -> None:
+def _limit_faults(who: str, named: Limits | str | None, limits: Iterable[str]) -> Iterator[str]:
     if isinstance(named, str) and named not in limits:
-        raise ValueError(f"{who} has the limits '{named}', which security.limits does not name")
+        yield f"{who} has the limits '{named}', which security.limits does not name"

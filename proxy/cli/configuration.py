@@ -25,11 +25,12 @@ from proxy.config.reference import (
     with_units,
 )
 from proxy.config.schema import schema as written
-from proxy.config.warnings import unusable, warnings
+from proxy.config.warnings import STARTS_NOT, unusable, warnings
 from proxy.core.errors import ConfigError
 from proxy.core.registry import Registry
 from proxy.http.admin_config import redacted
 from proxy.scheduling.sections import SECTION_TYPES
+from proxy.settings import Settings
 from proxy.telemetry.metrics import Catalogue
 
 
@@ -48,24 +49,43 @@ def check(config: Path | None, pods: tuple[str, ...], as_json: bool, reference: 
     kvlane check -c kvlane.yaml --json | jq .listen
     kvlane check --reference
 
-    Exit code 0: the configuration is valid. 2: it is not; all faults are printed.
+    Exit code 0: the configuration is valid. 2: it is not; every fault of a value is printed, and once all values are
+    valid, every contradiction between them.
     """
     if reference:
         click.echo(settings_page(), nl=False)
         return
     settings = reader(config, pods).again()
-    if settings.replicas.is_shared:
-        redis_transport.check(settings.replicas)
-    described = redacted(App(settings).effective())
-    if faults := list(unusable(settings)):
-        raise ConfigError(faults)
-    if as_json:
-        click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))
-    else:
-        _print(with_units(described, Registry.discover()))
-        click.secho("The configuration is good.", fg="green", err=True)
-    for caution in warnings(settings):
-        click.secho(f"Warning: {caution}", fg="yellow", err=True)
+    remarks = list(warnings(settings))
+    try:
+        described = _described(settings)
+        if as_json:
+            click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2, default=str))
+        else:
+            _print(with_units(described, Registry.discover()))
+            starts = not any(STARTS_NOT in remark for remark in remarks)
+            good = "The configuration is good" + ("." if starts else ", but files that kvlane needs are missing here:")
+            click.secho(good, fg="green" if starts else "yellow", err=True)
+    finally:
+        for remark in remarks:
+            click.secho(f"Warning: {remark}", fg="yellow", err=True)
+
+
+def _described(settings: Settings) -> dict[str, Any]:
+    """Return every value in effect with its origin. Raise ConfigError with the faults of all checks."""
+    faults, described = list(unusable(settings)), dict[str, Any]()
+    try:
+        described = redacted(App(settings).effective())
+    except ConfigError as error:
+        faults.extend(error.problems)
+    try:
+        if settings.replicas.is_shared:
+            redis_transport.check(settings.replicas)
+    except ConfigError as error:
+        faults.extend(error.problems)
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
+    return described
 
 
 def _print(values: dict[str, Any], indent: str = "", lead: str = "") -> None:
@@ -121,7 +141,7 @@ def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:
 
     Exit code 0: success. 1: an installed package cannot be loaded. 2: there is no such type.
     """
-    described = _described(type_name)
+    described = _plugins(type_name)
     if as_json:
         found = [plugin.as_dict() for plugin in described]
         click.echo(json.dumps(found[0] if type_name else found, indent=2, ensure_ascii=False))
@@ -138,7 +158,7 @@ def plugins(type_name: str | None, as_json: bool, as_markdown: bool) -> None:
             click.echo(f"{plugin.type:{width}}  {', '.join(plugin.points)}")
 
 
-def _described(type_name: str | None) -> list[PluginReference]:
+def _plugins(type_name: str | None) -> list[PluginReference]:
     try:
         registry = Registry.discover()
     except ConfigError as error:

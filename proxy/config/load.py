@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy import yaml_source
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import join
+from proxy.core.params import Unexpanded, join
 from proxy.scheduling.document import KIND
 from proxy.settings import Settings, from_mapping
 
@@ -45,26 +45,44 @@ def from_text(
     reads_files: bool = True,
 ) -> Settings:
     """Load the text of a file. Unless it `reads_files`, a section in another file is a fault. Raise ConfigError."""
-    data = yaml_source.read(text, str(path), environ)
+    data, missing = yaml_source.read_partly(text, str(path), environ)
     if not isinstance(data, Mapping):
         raise ConfigError([Problem(str(path), "must hold a mapping")])
     is_document = data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS)
     if is_document:
-        data = {"scheduling": data}
+        data, missing = {"scheduling": data}, [Problem(join("scheduling", one.path), one.message) for one in missing]
 
     def read(other: Path) -> Any:
         if not reads_files:
             raise ConfigError([Problem(str(other), ANOTHER_FILE)])
         return yaml_source.read(yaml_source.text_of(other), str(other), environ)
 
+    found: list[Problem] = []
+    data = _with_scheduling_files(data, path, read, found)
     try:
-        return from_mapping(_with_scheduling_files(data, path, read), overrides)
+        settings = from_mapping(data, overrides)
     except ConfigError as error:
+        found += error.problems
         if is_document:
-            raise ConfigError([*error.problems, Problem(str(path), OLDER)]) from None
-        if f"kind: {KIND}" in text and "scheduling" not in data and "pools" not in data:
-            raise ConfigError([*error.problems, Problem(str(path), WRAPPED)]) from None
-        raise
+            found.append(Problem(str(path), OLDER))
+        elif f"kind: {KIND}" in text and "scheduling" not in data and "pools" not in data:
+            found.append(Problem(str(path), WRAPPED))
+        raise ConfigError(_with_missing(found, missing)) from None
+    if found or missing:
+        raise ConfigError([*found, *missing])
+    return settings
+
+
+def _with_missing(found: Sequence[Problem], missing: Sequence[Problem]) -> list[Problem]:
+    """Return the faults, and the faults of environment variables except below keys that do not exist. A value without
+    its variable has no other fault."""
+    paths, messages = {one.path for one in missing}, {one.message for one in found}
+    unknown = [join(one.path, one.message.split("'")[1]) for one in found if one.message.startswith("unknown field '")]
+    others = [one for one in missing if one.message not in messages]
+    return [
+        *(one for one in found if one.path not in paths or one in missing),
+        *(one for one in others if not any(re.match(rf"{re.escape(key)}($|[.\[])", one.path) for key in unknown)),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +113,28 @@ def scheduling_files(text: bytes, path: Path) -> list[Path]:
     if b"file" in text:
         with suppress(ConfigError, UnicodeDecodeError):
             data = yaml_source.read_data(text.decode())
-            _with_scheduling_files(data if isinstance(data, Mapping) else {}, path, found.append)
+            _with_scheduling_files(data if isinstance(data, Mapping) else {}, path, found.append, [])
     return found
 
 
-def _with_scheduling_files(data: Mapping[str, Any], path: Path, read: Callable[[Path], Any]) -> Mapping[str, Any]:
-    """Return the data with every `scheduling.file`, of the top level and of pools, replaced by its content."""
+def _with_scheduling_files(
+    data: Mapping[str, Any], path: Path, read: Callable[[Path], Any], faults: list[Problem]
+) -> Mapping[str, Any]:
+    """Return the data with every `scheduling.file`, of the top level and of pools, replaced by its content. With a
+    fault, which is added to `faults`, the section is left out."""
 
     def replaced(pool: Any, where: str) -> Any:
         section = pool.get("scheduling") if isinstance(pool, Mapping) else None
         if not isinstance(section, Mapping) or "file" not in section:
             return pool
         if len(section) > 1:
-            raise ConfigError([Problem(where, "has a file and keys of its own; keep one of them")])
-        try:
-            return {**pool, "scheduling": read(path.parent / str(section["file"]))}
-        except ConfigError as error:
-            raise error.in_file_of(join(where, "file")) from None
+            faults.append(Problem(where, "has a file and keys of its own; keep one of them"))
+        elif not isinstance(section["file"], Unexpanded):
+            try:
+                return {**pool, "scheduling": read(path.parent / str(section["file"]))}
+            except ConfigError as error:
+                faults.extend(error.in_file_of(join(where, "file")).problems)
+        return {key: value for key, value in pool.items() if key != "scheduling"}
 
     if isinstance(pools := data.get("pools"), Mapping):
         data = {**data, "pools": {name: replaced(pool, f"pools.{name}.scheduling") for name, pool in pools.items()}}

@@ -23,6 +23,8 @@ from proxy.reliability import settings as reliability
 from proxy.scheduling import layout as scheduling
 from proxy.settings import Settings
 
+STARTS_NOT = "kvlane does not start without it"
+
 NO_PODS = "no pods are configured: add them under pods, or through the admin port; until then every request gets a 503"
 
 _UNBRACED = re.compile(r"\$[A-Z][A-Z0-9_]+\b")
@@ -89,7 +91,7 @@ def _of_files(settings: Settings) -> Iterator[str]:
 def _without(path: str) -> str:
     """Return what happens without the file of this setting."""
     if path.startswith(("listen.", "admin.", "extproc.", "security.apiKeysFile")):
-        return "kvlane does not start without it"
+        return STARTS_NOT
     if path.endswith("pods.file"):
         return "it provides no pods until it does"
     return "nothing is recorded" if path.endswith("record.file") else "connections that need it fail"

@@ -65,7 +65,7 @@ def parse_size(text: str) -> Size:
     if not match:
         raise ValueError(f"{text!r} is not a size{_variable(text) or '; write 64MiB, 10Gi, 1k or a whole number'}")
     number, unit = match.groups()
-    return Size(int(float(number) * _SIZE_UNITS["k" if unit == "K" else unit]))
+    return Size(int(min(float(number) * _SIZE_UNITS["k" if unit == "K" else unit], sys.float_info.max)))
 
 
 def moment(value: str | date) -> Moment:
@@ -130,6 +130,9 @@ def replacement(path: str) -> str | None:
 T = TypeVar("T")
 
 
+LARGEST = 2**63 - 1
+"""Largest whole number and largest size in bytes of a setting: the largest that Kubernetes and llm-d accept."""
+
 SOME = 4
 """Number of known keys that an error lists if the key resembles none."""
 
@@ -146,6 +149,17 @@ class FromEnvironment(str):
     """Text of an expanded environment variable, which may also be a number or a boolean."""
 
     __slots__ = ()
+
+
+class Unexpanded(FromEnvironment):
+    """Text whose environment variable has a `fault`, which a use of the text as a value raises."""
+
+    def __new__(cls, text: str, fault: str) -> Unexpanded:
+        made = super().__new__(cls, text)
+        made.fault = fault
+        return made
+
+    fault: str
 
 
 def param(
@@ -223,12 +237,13 @@ def build(cls: type[T], data: Any, path: str, injected: Mapping[str, Any] = type
     try:
         return cls(**values)
     except ConfigError as error:
-        raise Invalid(*(dataclasses.replace(one, path=join(path, one.path)) for one in error.problems)) from None
+        problems = [dataclasses.replace(one, path=join(path, one.path) if one.path else path) for one in error.problems]
+        raise Invalid(*problems) from None
     except ValueError as error:
-        raise Invalid(_at_its_key(cls, path, str(error))) from None
+        raise Invalid(at_its_key(cls, path, str(error))) from None
 
 
-def _at_its_key(cls: type[Any], path: str, message: str) -> Problem:
+def at_its_key(cls: type[Any], path: str, message: str) -> Problem:
     """Return the fault that a class found in its values, at the key with which the message starts: `url: has spaces`,
     `profiles.decode: …`. Without a key it is a fault of the whole."""
     key, colon, rest = message.partition(": ")
@@ -300,6 +315,8 @@ def plain(value: Any) -> Any:
 
 def coerce(kind: Any, value: Any, path: str) -> Any:
     """Return the value as an instance of the annotated type. Raise Invalid."""
+    if isinstance(value, Unexpanded):
+        raise Invalid(Problem(path, value.fault))
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _coerce_union(get_args(kind), value, path)
@@ -416,6 +433,8 @@ def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
         if bound is not None and not holds(value, bound):
             figure = str(value) if isinstance(value, int) else f"{value:g}"
             raise Invalid(Problem(path, f"must be {words} {bound:g}, not {figure}"))
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise Invalid(Problem(path, f"must be at most {LARGEST}"))
 
 
 def _bool(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from proxy.auth.settings import AuthSettings
 from proxy.core.endpoint import Endpoint, PodTls
-from proxy.core.errors import ConfigError, Problem, cause
+from proxy.core.errors import Problem, cause
 from proxy.core.files import WatchedFiles
 from proxy.core.params import Duration, Size, join, param
 from proxy.http.paths import faults_of_extension
@@ -332,8 +332,7 @@ class SecuritySettings(AuthSettings):
 
     cors: CorsSettings = field(default_factory=CorsSettings)
 
-    def __post_init__(self) -> None:
-        AuthSettings.__post_init__(self)
-        faults = [fault for path in self.relay_paths for fault in faults_of_extension(path)]
-        if faults:
-            raise ConfigError([Problem("relayPaths", fault) for fault in faults])
+    def faults(self) -> Iterator[str]:
+        yield from AuthSettings.faults(self)
+        for path in self.relay_paths:
+            yield from (f"relayPaths: {fault}" for fault in faults_of_extension(path))

@@ -199,5 +199,5 @@ def test_named_limits_may_have_the_names_of_places_that_have_limits_of_their_own
     ],
 )
 def test_contradictory_settings_are_refused(fields: dict[str, Any], fault: str) -> None:
-    with pytest.raises(ValueError, match=fault):
+    with pytest.raises(ConfigError, match=fault):
         AuthSettings(**fields)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from proxy.cli import main
 
@@ -24,3 +24,90 @@ def test_a_missing_extra_of_the_replicas_is_a_fault(tmp_path: Path, monkeypatch:
     result = CliRunner().invoke(main, ["check", "-c", str(file)])
     assert result.exit_code == 2
     assert f"replicas.store: needs the extra: {sys.executable} -m pip install 'kvlane[redis]'" in result.output
+
+
+def checked(tmp_path: Path, text: str) -> Result:
+    file = tmp_path / "kvlane.yaml"
+    file.write_text(text)
+    return CliRunner().invoke(main, ["check", "-c", str(file)])
+
+
+def faults(result: Result) -> list[str]:
+    assert result.exit_code == 2
+    return [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
+
+
+def test_a_variable_that_is_not_set_hides_no_other_fault(tmp_path: Path) -> None:
+    text = 'pods: {static: [{url: "http://a:1"}, {url: "${NOPE}"}]}\nlisten: {port: abc, prot: 3}'
+    assert sorted(faults(checked(tmp_path, text))) == [
+        "listen.port: must be a whole number, not the text 'abc'",
+        "listen: unknown field 'prot'; did you mean 'port'?",
+        "pods.static[1].url: environment variable NOPE is not set; set it or write ${NOPE:-default}",
+    ]
+
+
+def test_the_variable_of_a_key_that_does_not_exist_is_no_fault_of_its_own(tmp_path: Path) -> None:
+    text = """
+listen: {prot: "${NOPE}"}
+pods: {refresh: {interval: 250 ms}}
+scheduling: {plugins: [{type: queue-scorr}]}
+"""
+    assert [fault.partition(";")[0] for fault in faults(checked(tmp_path, text))] == [
+        "listen: unknown field 'prot'",
+        "pods.refresh.interval: '250 ms' is not a duration",
+        "scheduling.plugins.queue-scorr: unknown plugin type 'queue-scorr'",
+    ]
+
+
+def test_a_variable_of_any_section_is_a_fault_where_nothing_else_is_wrong(tmp_path: Path) -> None:
+    text = 'scheduling: {plugins: [{type: queue-scorer, name: "${NOPE}"}]}\nlisten: {host: "${NOPE}"}'
+    (place, other) = faults(checked(tmp_path, text))
+    assert "environment variable NOPE is not set" in place
+    assert "environment variable NOPE is not set" in other
+
+
+def test_a_missing_file_of_a_scheduling_hides_no_other_fault(tmp_path: Path) -> None:
+    missing, port = faults(checked(tmp_path, "scheduling: {file: none.yaml}\nlisten: {port: abc}"))
+    assert missing.startswith(f"scheduling.file: {tmp_path / 'none.yaml'}: cannot be read")
+    assert port.startswith("listen.port: must be a whole number")
+
+
+def test_contradictions_of_a_section_are_all_named(tmp_path: Path) -> None:
+    text = (
+        'security: {relayPaths: ["images"], apiKeys: [{name: a, key: k, limits: small}], tenants: {t: {limits: large}}}'
+    )
+    paths = [fault.partition(": ")[0] for fault in faults(checked(tmp_path, text))]
+    assert paths == ["security.apiKeys", "security.tenants.t", "security.relayPaths"]
+
+
+def test_warnings_are_printed_with_the_faults_of_files(tmp_path: Path) -> None:
+    text = tmp_path / "text.pem"
+    text.write_text("no PEM")
+    result = checked(tmp_path, f"listen: {{maxBody: 1, tls: {{cert: {text}}}}}")
+    assert result.exit_code == 2
+    assert "listen.tls" in result.stderr
+    assert "Warning: listen.maxBody: 1 bytes are too few" in result.stderr
+
+
+def test_a_configuration_whose_files_are_missing_is_not_simply_good(tmp_path: Path) -> None:
+    result = checked(tmp_path, "pods: {static: [{url: http://a:1}]}\nlisten: {tls: {cert: none.pem}}")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "The configuration is good, but files that kvlane needs are missing here:",
+        "Warning: listen.tls.cert: none.pem does not exist; kvlane does not start without it.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("reliability: {retries: {attempts: 99999999999999999999999999}}", "reliability.retries.attempts"),
+        ("flowControl: {maxConcurrent: 99999999999999999999999999}", "flowControl.maxConcurrent"),
+        ("listen: {maxBody: 99999999999999999999Gi}", "listen.maxBody"),
+        (f"listen: {{maxBody: {'9' * 400}Gi}}", "listen.maxBody"),
+    ],
+)
+def test_numbers_beyond_every_use_are_refused(tmp_path: Path, text: str, path: str) -> None:
+    result = checked(tmp_path, text)
+    assert result.exit_code == 2
+    assert f"{path}: must be at most" in result.stderr
