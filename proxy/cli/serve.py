@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from proxy.fleet.settings import bracketed
 from proxy.http.upstream.pool import is_address
 from proxy.settings import Settings
 from proxy.telemetry import logs
-from proxy.telemetry.lines import guard_standard_error
+from proxy.telemetry.lines import flush_standard_error, guard_standard_error
 
 if TYPE_CHECKING:
     from proxy.cluster.supervisor import Supervisor
@@ -111,10 +111,12 @@ def serve(
     kvlane serve -c kvlane.yaml --watch --workers 4
 
     SIGTERM stops the proxy: it serves new requests for reliability.drain.settle, so that load balancers notice, and
-    lets running requests end. A second SIGTERM ends it immediately. SIGHUP reloads the file; if the file has a fault,
-    the configuration in effect stays.
+    lets running requests end. SIGINT (Ctrl-C) stops it without the wait for load balancers. A second signal of the same
+    kind cuts the running requests, which have no line in the access log, and ends the process by that signal. SIGHUP
+    reloads the file; if the file has a fault, the configuration in effect stays.
 
-    Exit code 0: stopped by a signal. 1: it cannot start. 2: the configuration has faults.
+    Exit code 0: stopped by a signal. 130, 143: ended by a second SIGINT or SIGTERM, as shells report it. 1: it cannot
+    start. 2: the configuration has faults.
     """
     if worker_fd is not None:
         from proxy.cluster import worker  # a proxy of one process needs no worker, and no supervisor
@@ -152,6 +154,7 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
 
             proxy = supervisor = Supervisor(settings, workers, reader=source)
             idle, signals.kill = Collector(), supervisor.kill
+        signals.in_flight = lambda: sum(endpoint.load.requests for endpoint in proxy.fleet.endpoints)
         proxy.autoscaling.on_first_pool = lambda: signals.on_halt(proxy.autoscaling.pause_all)
         async with idle, proxy, _reloading(proxy.configurations, signals.again, watched):
             scheme = "http" if settings.admin.tls is None else "https"
@@ -200,10 +203,11 @@ async def _reloading(
 
 class _Signals:
     """The signals of the process. The first SIGTERM or SIGINT stops; a second one of the same kind calls `kill` and
-    ends the process at once. SIGHUP sets `again`."""
+    ends the process at once, and logs how many requests were `in_flight`. SIGHUP sets `again`."""
 
     def __init__(self) -> None:
         self.kill: Callable[[], None] = lambda: None
+        self.in_flight: Callable[[], int] = lambda: 0
         self._signalled = asyncio.Event()
         self._by_person = False
         self.again = asyncio.Event()
@@ -227,7 +231,9 @@ class _Signals:
 
     def _hear(self, number: signal.Signals) -> None:
         if number in self._seen:
+            log.warning("stopped at once by a second %s; requests cut: %d", number.name, self.in_flight())
             self.kill()
+            flush_standard_error()
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -248,6 +254,8 @@ _LISTEN_ADVICE = {
 
 def _cannot_start(error: OSError, settings: Settings) -> click.ClickException:
     reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE and len(taken := list(_taken(settings))) > 1:
+        reason = f"{' and '.join(taken)} are in use"
     if isinstance(error, socket.gaierror):
         hosts = {"listen.host": settings.listen.host, "admin.host": settings.admin.host}
         if settings.extproc.port is not None:
@@ -257,3 +265,16 @@ def _cannot_start(error: OSError, settings: Settings) -> click.ClickException:
     if error.errno in _LISTEN_ADVICE:
         return click.ClickException(f"cannot listen: {reason}; {_LISTEN_ADVICE[error.errno]}")
     return click.ClickException(f"cannot start: {error}")
+
+
+def _taken(settings: Settings) -> Iterator[str]:
+    """Yield the ports on which another process listens."""
+    for section in ("listen", "admin", "extproc"):
+        own = getattr(settings, section)
+        try:
+            if own.port:
+                family = socket.AF_INET6 if ":" in own.host else socket.AF_INET
+                socket.create_server((own.host, own.port), family=family).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                yield f"{section}.port {own.port}"

@@ -155,6 +155,12 @@ def guard_standard_error() -> None:
     atexit.register(stop)
 
 
+def flush_standard_error() -> None:
+    """Write the queued text before the process ends without its exit handlers."""
+    if isinstance(sys.stderr, StandardError):
+        sys.stderr.stop()
+
+
 def lost_lines() -> int:
     """Return how many lines this process has dropped or could not write."""
     return sys.stderr.lost_lines if isinstance(sys.stderr, StandardError) else 0

@@ -105,6 +105,16 @@ def test_a_port_that_is_in_use_is_reported_and_not_served(pods: list[str]) -> No
                 assert "Traceback" not in process.errors
 
 
+def test_all_ports_that_are_in_use_are_named(pods: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        data, admin = (str(each.getsockname()[1]) for each in (one, other))
+        with kvlane(
+            *("serve", "--pod", pods[0], "--host", "127.0.0.1", "--port", data, "--admin-port", admin)
+        ) as process:
+            assert process.ended() == 1
+            assert f"Error: cannot listen: listen.port {data} and admin.port {admin} are in use" in process.errors
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(
     ("listen", "message"),

@@ -129,5 +129,6 @@ def test_the_second_signal_of_a_kind_ends_at_once(
         assert all(reply.readline() for _ in range(20))
         it.process.signal(number)
         assert it.process.ended() == -number
+        assert f"stopped at once by a second {number.name}; requests cut: 1" in it.process.errors
         with pytest.raises((IncompleteRead, ConnectionError)):
             reply.read()
