@@ -63,7 +63,8 @@ def from_text(
         settings = from_mapping(data, overrides)
     except ConfigError as error:
         found += error.problems
-        if is_document:
+        unset = {one.message for one in missing}
+        if is_document and any(one.message not in unset for one in found):
             found.append(Problem(str(path), OLDER))
         elif f"kind: {KIND}" in text and "scheduling" not in data and "pools" not in data:
             found.append(Problem(str(path), WRAPPED))

@@ -66,6 +66,16 @@ def test_a_variable_of_any_section_is_a_fault_where_nothing_else_is_wrong(tmp_pa
     assert "environment variable NOPE is not set" in other
 
 
+def test_a_variable_of_a_picker_configuration_is_the_only_fault(tmp_path: Path) -> None:
+    plugin = '{type: load-aware-scorer, parameters: {threshold: "${NOPE}"}}'
+    result = checked(tmp_path, f"kind: EndpointPickerConfig\nplugins: [{plugin}]")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1:] == [
+        "  scheduling.plugins.load-aware-scorer.parameters.threshold: environment variable NOPE is not set; set it or"
+        " write ${NOPE:-default}"
+    ]
+
+
 def test_a_missing_file_of_a_scheduling_hides_no_other_fault(tmp_path: Path) -> None:
     missing, port = faults(checked(tmp_path, "scheduling: {file: none.yaml}\nlisten: {port: abc}"))
     assert missing.startswith(f"scheduling.file: {tmp_path / 'none.yaml'}: cannot be read")
