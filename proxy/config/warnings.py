@@ -68,11 +68,15 @@ def _of_addresses(settings: Settings) -> Iterator[str]:
 
 
 def _of_roles(settings: Settings) -> Iterator[str]:
-    for path, pod in _static_pods(settings):
-        role = pod.get("role") or ""
+    roles = [(path, str(pod.get("role") or "")) for path, pod in _static_pods(settings)]
+    for name, pool in settings.all_pools.items():
+        path = "pods" if name == DEFAULT_POOL else f"pools.{name}.pods"
+        sources = {"dns": pool.pods.dns, "kubernetes": pool.pods.kubernetes}
+        roles += [(f"{path}.{key}", source.role) for key, source in sources.items() if source is not None]
+    for path, role in roles:
         if role and role not in disagg.ROLES:
             known = ", ".join(disagg.ROLES)
-            yield f"{path}.role: {role!r} is not one of {known}{suggestion(str(role), disagg.ROLES)}"
+            yield f"{path}.role: {role!r} is not one of {known}{suggestion(role, disagg.ROLES)}"
 
 
 def _of_files(settings: Settings) -> Iterator[str]:

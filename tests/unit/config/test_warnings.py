@@ -61,15 +61,15 @@ def test_a_missing_file_of_pods_that_a_plugin_names_is_named(tmp_path: Path) -> 
     ]
 
 
-def test_an_unknown_role_of_a_static_pod_is_named() -> None:
+def test_an_unknown_role_of_a_pod_or_source_is_named() -> None:
     pods = {"static": [{"url": "http://a:1", "role": "prefil"}, {"url": "http://b:1", "role": "decode"}]}
     labelled = {"static": [{"url": "http://c:1", "labels": {"llm-d.ai/role": "prefil"}}]}
-    own = {"static": [{"url": "http://d:1", "role": "large"}]}
+    own = {"dns": {"name": "d", "port": 1, "role": "large"}}
     settings = from_mapping({"pods": pods, "pools": {"labelled": {"pods": labelled}, "own": {"pods": own}}})
     known = "prefill, decode, encode, both, prefill-decode, encode-prefill, encode-prefill-decode"
     assert [warning for warning in warnings(settings) if ".role" in warning] == [
         f"pods.static[0].role: 'prefil' is not one of {known}; did you mean 'prefill'?",
-        f"pools.own.pods.static[0].role: 'large' is not one of {known}",
+        f"pools.own.pods.dns.role: 'large' is not one of {known}",
     ]
 
 
