@@ -41,7 +41,8 @@ class Misconfigured(click.ClickException):
     def __init__(self, error: ConfigError) -> None:
         count = len(error.problems)
         head = f"the configuration has {count} faults:" if count > 1 else "the configuration has a fault:"
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in error.problems)]))
+        lines = [head, *(f"  {problem}" for problem in error.problems)]
+        super().__init__("\n".join([*lines, f"Hint: {error.hint}"] if error.hint else lines))
 
 
 class Commands(click.Group):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from proxy import yaml_source
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Unexpanded, join
+from proxy.core.params import Unexpanded, join, unknown_key
 from proxy.scheduling.document import KIND
 from proxy.settings import Settings, from_mapping
 
@@ -23,7 +23,12 @@ ANOTHER_FILE = (
 
 _DOCUMENT_KEYS = ("plugins", "schedulingProfiles")
 
+EXAMPLE = "pods: {static: [{url: http://vllm-0:8000}]}"
+
 OLDER = "if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it"
+
+_OLDER = re.compile(r"^unknown f.*(known are|no fields|belongs to scheduling\.plugins)|was renamed to|no longer exists")
+"""Messages about documents of earlier releases."""
 
 WRAPPED = f"it holds an {KIND}, which `kvlane import endpoint-picker` takes out of a manifest or of a chart's values"
 
@@ -47,7 +52,8 @@ def from_text(
     """Load the text of a file. Unless it `reads_files`, a section in another file is a fault. Raise ConfigError."""
     data, missing = yaml_source.read_partly(text, str(path), environ)
     if not isinstance(data, Mapping):
-        raise ConfigError([Problem(str(path), "must hold a mapping")])
+        what = "is empty" if data is None else "must hold a mapping of sections"
+        raise ConfigError([Problem(str(path), f"{what}; write for example: {EXAMPLE}")])
     is_document = data.get("kind") == KIND or any(key in data for key in _DOCUMENT_KEYS)
     if is_document:
         data, missing = {"scheduling": data}, [Problem(join("scheduling", one.path), one.message) for one in missing]
@@ -58,17 +64,19 @@ def from_text(
         return yaml_source.read(yaml_source.text_of(other), str(other), environ)
 
     found: list[Problem] = []
-    data = _with_scheduling_files(data, path, read, found)
+    whole = _with_scheduling_files(data, path, read, found)
     try:
-        settings = from_mapping(data, overrides)
+        settings = from_mapping(whole, overrides)
     except ConfigError as error:
-        found += error.problems
-        unset = {one.message for one in missing}
-        if is_document and any(one.message not in unset for one in found):
-            found.append(Problem(str(path), OLDER))
+        from proxy.config.unknown_keys import advised  # only for faults
+
+        problems = _with_missing([*found, *_located(advised(error.problems), data)], missing)
+        hint = ""
+        if is_document and any(_OLDER.search(problem.message) for problem in problems):
+            hint = f"{path}: {OLDER}"
         elif f"kind: {KIND}" in text and "scheduling" not in data and "pools" not in data:
-            found.append(Problem(str(path), WRAPPED))
-        raise ConfigError(_with_missing(found, missing)) from None
+            hint = f"{path}: {WRAPPED}"
+        raise ConfigError(problems, hint) from None
     if found or missing:
         raise ConfigError([*found, *missing])
     return settings
@@ -78,7 +86,7 @@ def _with_missing(found: Sequence[Problem], missing: Sequence[Problem]) -> list[
     """Return the faults, and the faults of environment variables except below keys that do not exist. A value without
     its variable has no other fault."""
     paths, messages = {one.path for one in missing}, {one.message for one in found}
-    unknown = [join(one.path, one.message.split("'")[1]) for one in found if one.message.startswith("unknown field '")]
+    unknown = [join(one.path, key) for one in found if (key := unknown_key(one))]
     others = [one for one in missing if one.message not in messages]
     return [
         *(one for one in found if one.path not in paths or one in missing),
@@ -140,6 +148,19 @@ def _with_scheduling_files(
     if isinstance(pools := data.get("pools"), Mapping):
         data = {**data, "pools": {name: replaced(pool, f"pools.{name}.scheduling") for name, pool in pools.items()}}
     return replaced(data, "scheduling")  # type: ignore[no-any-return]
+
+
+def _located(problems: Sequence[Problem], data: Mapping[str, Any]) -> list[Problem]:
+    """Return the problems; a problem of a section in another file names the file."""
+    files = {at.removesuffix("file"): file for at, file in texts(data) if _SCHEDULING_FILE.fullmatch(at)}
+    found = []
+    for problem in problems:
+        file = next((file for section, file in files.items() if f"{problem.path}.".startswith(section)), "")
+        found.append(replace(problem, message=f"{problem.message} (in {file})") if file else problem)
+    return found
+
+
+_SCHEDULING_FILE = re.compile(r"(?:pools\.[^.]+\.)?scheduling\.file")
 
 
 def named_files(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

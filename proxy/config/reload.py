@@ -112,7 +112,8 @@ class Configurations:
         except NotApplied:
             return  # it is logged
         except ConfigError as error:
-            log.error("not reloaded: %s", "; ".join(map(str, error.problems)))
+            file, faults = str(self._reader.file), "; ".join(map(str, error.problems))
+            log.error("not reloaded: %s", faults if faults.startswith(file) else f"{file}: {faults}")
         except Exception:
             log.exception("not reloaded: an unexpected error; the configuration stays as it was")
 

@@ -394,11 +394,12 @@ class MissingPackage(Problem):
 
 
 class ConfigError(KvlaneError):
-    """All faults of a configuration, in the order of the file."""
+    """All faults of a configuration, in the order of the file. `hint` says what may help with all of them."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
+    def __init__(self, problems: Sequence[Problem], hint: str = "") -> None:
+        super().__init__("\n".join([*map(str, problems), *([hint] if hint else [])]))
         self.problems = tuple(problems)
+        self.hint = hint
 
     def in_file_of(self, setting: str) -> ConfigError:
         """Return the error with its faults, which have the path of a file, below the setting that names the file."""

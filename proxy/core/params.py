@@ -133,6 +133,9 @@ T = TypeVar("T")
 LARGEST = 2**63 - 1
 """Largest whole number and largest size in bytes of a setting: the largest that Kubernetes and llm-d accept."""
 
+LONGEST = 60
+"""Number of characters of a key or a text that an error quotes: it may be a line of another program's file."""
+
 SOME = 4
 """Number of known keys that an error lists if the key resembles none."""
 
@@ -214,8 +217,14 @@ def join(path: str, key: str) -> str:
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, known, n=1) or _longer(word, known)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _longer(word: str, known: Sequence[str]) -> list[str]:
+    """Return the only known word that ends with this one: schedulingProfiles for profiles."""
+    longer = [one for one in known if one.lower().endswith(word.lower())]
+    return longer if len(longer) == 1 and len(word) > 3 else []
 
 
 def load(cls: type[T], data: Any, path: str = "") -> T:
@@ -397,7 +406,11 @@ def _unknown(path: str, key: str, known: Sequence[str]) -> Problem:
 def unknown(key: str, known: Sequence[str]) -> str:
     """Return the error for a key that is not known, with the nearest known key, or all keys if none is near."""
     all_keys = f"; known are {', '.join(known)}" if known else "; it has no fields"
-    return f"unknown field '{key}'{suggestion(key, known) or all_keys}"
+    return f"unknown field '{shortened(key)}'{suggestion(key, known) or all_keys}"
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 _UNKNOWN = re.compile(r"unknown field '([^']*)'")
@@ -532,7 +545,7 @@ def _spell(value: Any) -> str:
         type(None): "nothing",
         dict: "a mapping",
         list: "a list",
-        str: f"the text {str(value)!r}",
+        str: f"the text {shortened(str(value))!r}",
         bool: str(value).lower(),
     }
     kind = str if isinstance(value, str) else type(value)

@@ -319,7 +319,9 @@ class _Reader:
     def _check_ref(self, name: str, path: str) -> bool:
         if name in self._names:
             return True
-        self._complain(path, f"no plugin is named '{name}'{suggestion(name, list(self._names))}")
+        names = f"; the names are {', '.join(self._names)}" if self._names else ""
+        declare = f"{names}; declare it under {join(self._path, 'plugins')}"
+        self._complain(path, f"no plugin is named '{name}'{suggestion(name, list(self._names)) or declare}")
         return False
 
     def _items(self, data: Mapping[Any, Any], key: str) -> Iterator[tuple[int, Any]]:

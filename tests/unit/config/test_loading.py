@@ -117,15 +117,39 @@ def test_the_error_about_a_document_of_an_earlier_release_names_the_import() -> 
         from_text("kind: EndpointPickerConfig\nplugins: [{type: kv-cache-scorer}]", Path("picker.yaml"), {})
     assert list(map(str, caught.value.problems)) == [
         "scheduling.plugins.kv-cache-scorer: 'kv-cache-scorer' was renamed to kv-cache-utilization-scorer",
-        "picker.yaml: if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it",
     ]
+    assert caught.value.hint == (
+        "picker.yaml: if it was written for an earlier release of llm-d, `kvlane import endpoint-picker` rewrites it"
+    )
+    with pytest.raises(ConfigError) as caught:
+        from_text(
+            "kind: EndpointPickerConfig\nplugins: [{type: prefix-cache-scorer, parameters: {blockSize: 16}}]",
+            Path("picker.yaml"),
+            {},
+        )
+    assert "import endpoint-picker" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: EndpointPickerConfg\nplugins: [{type: queue-scorer}]",
+        "plugins: [{type: queue-scorer, weight: 2}]",
+        "plugins: [{type: queue-scorr}]",
+        "schedulingProfiles: [{name: a, plugins: [{pluginRef: max-score-picker}]}]",
+    ],
+)
+def test_a_mistake_in_a_current_document_gets_no_hint_about_earlier_releases(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, Path("picker.yaml"), {})
+    assert (len(caught.value.problems), caught.value.hint) == (1, "")
 
 
 def test_the_error_about_a_manifest_with_a_document_in_it_names_the_import() -> None:
     wrapped = "kind: ConfigMap\ndata:\n  epp.yaml: |\n    kind: EndpointPickerConfig\n    plugins: []\n"
     with pytest.raises(ConfigError) as caught:
         from_text(wrapped, Path("map.yaml"), {})
-    assert str(caught.value.problems[-1]) == (
+    assert caught.value.hint == (
         "map.yaml: it holds an EndpointPickerConfig, which `kvlane import endpoint-picker` takes out of a manifest"
         " or of a chart's values"
     )

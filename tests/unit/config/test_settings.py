@@ -201,7 +201,10 @@ def test_ports_may_be_equal_on_addresses_that_are_not() -> None:
 
 @pytest.mark.parametrize("text", ["", "- a list", "text"])
 def test_a_file_without_a_mapping_is_reported(files: Files, text: str) -> None:
-    assert files.faults(text) == ["kvlane.yaml: must hold a mapping"]
+    what = "must hold a mapping of sections" if text else "is empty"
+    assert files.faults(text) == [
+        f"kvlane.yaml: {what}; write for example: pods: {{static: [{{url: http://vllm-0:8000}}]}}"
+    ]
 
 
 def test_a_file_in_another_encoding_is_reported_with_the_line(tmp_path: Path) -> None:

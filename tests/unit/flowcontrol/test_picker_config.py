@@ -120,7 +120,8 @@ def test_faults_are_reported_with_their_path() -> None:
     }
     assert faults(section, plugins) == [
         "scheduling.flowControl.saturationDetector.pluginRef: 'rr' is no saturation detector",
-        "scheduling.flowControl.usageLimitPolicyPluginRef: no plugin is named 'none'",
+        "scheduling.flowControl.usageLimitPolicyPluginRef: no plugin is named 'none'; the names are rr; "
+        "declare it under scheduling.plugins",
         "scheduling.flowControl.priorityBands[0].orderingPolicyRef: 'rr' is no ordering policy",
     ]
     assert faults({"maxRequest": 3}) == [
