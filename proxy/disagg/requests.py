@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from proxy.core.errors import BadRequest
-from proxy.openai.bodies import object_in
+from proxy.openai.bodies import object_in, with_long_integers
 from proxy.openai.parse import TOO_DEEP
 
 KV_TRANSFER = b'"kv_transfer_params"'
@@ -80,7 +80,10 @@ def for_prefill(path: str, fields: dict[str, Any], extra: dict[str, Any], genera
 
 
 def with_fields(body: bytes, extra: dict[str, Any]) -> bytes:
-    """Return the client's bytes with fields added at the end, without transfer parameters of the client."""
+    """Return the client's bytes with fields added at the end, without transfer parameters of the client. A body in
+    UTF-16 or UTF-32 becomes UTF-8."""
+    if b"\0" in body[:4]:
+        body = json_of(object_in(body) or {})
     if KV_TRANSFER in body:
         body = without_transfer(body)
     if not extra:
@@ -96,6 +99,7 @@ def without_transfer(body: bytes) -> bytes:
     fields = object_in(body)
     if fields is None or "kv_transfer_params" not in fields:
         return body
+    fields = with_long_integers(fields, body)
     return json_of({name: value for name, value in fields.items() if name != "kv_transfer_params"})
 
 

@@ -39,7 +39,7 @@ from proxy.disagg.requests import (
 )
 from proxy.disagg.settings import DisaggregationSettings
 from proxy.fleet.ledger import Ledger
-from proxy.openai.bodies import has_many_values, object_in
+from proxy.openai.bodies import has_many_values, object_in, with_long_integers
 from proxy.reliability.failover import Failover, RetryState
 from proxy.telemetry.metrics import Counter
 
@@ -107,7 +107,7 @@ class SplitRequests:
                     f"The request needs a prefill and a decode pod, but cannot be split between them: {why}."
                 )
             return decision._replace(prefill=(), encode=(), split_outcome=why), None
-        return decision, SplitRequest(self, fields, relay, scope_of)
+        return decision, SplitRequest(self, with_long_integers(fields, request.body), relay, scope_of)
 
 
 class Transfer(NamedTuple):

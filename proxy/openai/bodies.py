@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -115,6 +116,22 @@ def _occurs_more(body: bytes, sign: bytes, most: int) -> bool:
 def bounded_int(digits: str) -> int | float:
     """Return a JSON integer; infinity for one that no engine accepts and that would take long to convert."""
     return int(digits) if len(digits) <= _DIGITS else math.inf
+
+
+_LONG = b"0" * 19
+"""Digits of the shortest integer that may have more than 64 bits, when all digits are written as zeros."""
+
+_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() else byte for byte in range(128)) + bytes(range(128, 256))
+
+
+def with_long_integers(fields: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """Return the fields of the body, for writing them again, with its integers of more than 64 bits, which orjson reads
+    as floats."""
+    if _LONG in body.translate(_AS_ZEROS):
+        with suppress(RecursionError):
+            exact: dict[str, Any] = json.loads(body, parse_int=bounded_int)
+            return exact
+    return fields
 
 
 def object_in(body: bytes) -> dict[str, Any] | None:

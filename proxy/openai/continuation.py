@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from proxy.openai.bodies import is_light
+from proxy.openai.bodies import is_light, with_long_integers
 from proxy.openai.events import EVENT_END, FLAT_OBJECT, at_the_end, fields_of
 
 CHAT = "/v1/chat/completions"
@@ -30,6 +30,8 @@ DONE = b"data: [DONE]"
 COUNTING = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
 """Makes engines report the token count in each event, which may contain several tokens, for example with speculative
 decoding."""
+
+_COUNTED = {"include_usage": True, "continuous_usage_stats": True}
 
 _SAME = """
 model messages prompt stream stream_options max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p
@@ -92,8 +94,7 @@ def with_token_counts(path: str, body: bytes) -> ContinuableRequest | None:
     if "stream_options" not in fields:
         changed = at_the_end(body, COUNTING)
     else:
-        fields["stream_options"] = {**options, "include_usage": True, "continuous_usage_stats": True}
-        changed = orjson.dumps(fields)
+        changed = _json_of(fields | {"stream_options": {**options, **_COUNTED}})
     return ContinuableRequest(body) if changed is None else ContinuableRequest(changed, True, usage_added)
 
 
@@ -212,10 +213,7 @@ def rest(path: str, body: bytes, partial: PartialResponse) -> bytes | None:
             fields["prompt"] += text
     if not _limit(fields, partial):
         return None
-    try:
-        return orjson.dumps(fields)
-    except TypeError:
-        return None
+    return _json_of(fields)
 
 
 class RestOfResponse:
@@ -277,7 +275,15 @@ def _fields(body: bytes) -> Fields | None:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return fields if isinstance(fields, dict) else None
+    return with_long_integers(fields, body) if isinstance(fields, dict) else None
+
+
+def _json_of(fields: Fields) -> bytes | None:
+    """Return None for integers of more than 64 bits and for lone surrogates."""
+    try:
+        return orjson.dumps(fields)
+    except TypeError:
+        return None
 
 
 def _can_go_on(path: str, fields: Fields) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.core.endpoint import Endpoint, join_ranks
 from proxy.disagg.connectors import NAMES, connector_named
 from proxy.disagg.requests import for_prefill, why_whole, with_fields, without_transfer
-from proxy.openai.bodies import object_in
+from proxy.openai.bodies import object_in, with_long_integers
 
 PREFILL = Endpoint("p", "http://10.0.0.1:8000", labels={"kvlane/bootstrap-port": "9000", "kvlane/engine-id": "e1"})
 DECODE = Endpoint("d", "http://10.0.0.2:8000/base", labels={"kvlane/transfer-host": "fast.local"})
@@ -51,6 +51,23 @@ def test_the_prefill_pod_gets_everything_that_is_in_the_prompt() -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     body = {"messages": [], "response_format": shape, "tools": [1], "chat_template_kwargs": {"a": 1}}
     assert body.items() <= orjson.loads(for_prefill(CHAT, body, {})).items()
+
+
+LONG = 2**256 - 1
+
+
+def test_long_integers_in_a_body_that_is_written_again_are_unchanged() -> None:
+    body = b'{"messages":[],"kv_transfer_params":{},"tools":[{"maximum":%d,"minimum":-%d}]}' % (LONG, 10**18 * 10 - 1)
+    fields = object_in(body)
+    assert fields is not None
+    for made in (for_prefill(CHAT, with_long_integers(fields, body), {}), without_transfer(body)):
+        assert json.loads(made)["tools"] == [{"maximum": LONG, "minimum": 1 - 10**19}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be"])
+def test_fields_are_added_to_a_body_in_any_encoding(encoding: str) -> None:
+    body = '{"messages":["é"],"kv_transfer_params":{"x":1}}'
+    assert json.loads(with_fields(body.encode(encoding), {"a": 1})) == {"messages": ["é"], "a": 1}
 
 
 def test_a_background_response_is_computed_at_once_by_the_prefill_pod() -> None:

@@ -252,6 +252,12 @@ async def test_the_prompt_goes_to_one_pod_and_its_transfer_parameters_to_the_oth
     world.assert_that_nothing_is_left()
 
 
+async def test_the_prefill_pod_gets_integers_of_any_length() -> None:
+    world = World(body=b'{"messages":[],"stream":true,"tools":[{"maximum":%d}]}' % 2**256)
+    await world.serve()
+    assert [body["tools"] for body in world.bodies] == [[{"maximum": 2**256}]] * 2
+
+
 async def test_each_pod_is_charged_until_the_decode_pod_has_responded() -> None:
     world = World()
     await world.serve()

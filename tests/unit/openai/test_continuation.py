@@ -149,6 +149,20 @@ def test_counts_are_requested_from_engines(path: str, options: Any, counts_added
     assert found[1:] == (counts_added, usage_added)
 
 
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}, None])
+def test_no_request_for_counts_changes_a_long_integer(options: Any) -> None:
+    body = {"messages": [HELLO], "stream": True, "metadata": {"x": 10**30}, "stream_options": options}
+    found = with_token_counts(CHAT, json.dumps(body).encode())
+    assert found is not None
+    assert json.loads(found.body) == body
+    assert found[1:] == (False, False)
+
+
+def test_a_response_whose_request_has_a_long_integer_is_not_continued() -> None:
+    assert chat(chunk_of("One"), metadata={"x": 10**30}) is None
+    assert chat(chunk_of("One"), metadata={"x": 10**18, "text": str(10**30)}) is not None
+
+
 def test_counts_are_not_requested_if_useless() -> None:
     assert with_token_counts(CHAT, b'{"messages":[],"n":2}') is None
     assert with_token_counts(CHAT, b"[]") is None
