@@ -15,6 +15,14 @@ def test_inference_paths_are_relayed(path: str) -> None:
     assert Paths().route("POST", path).kind is PathKind.RELAY
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v2/embed", "/generative_scoring", "/v1/chat/completions/derender", "/v1/completions/derender"],
+)
+def test_newer_paths_of_vllm_are_relayed(path: str) -> None:
+    assert Paths().route("POST", path).kind is PathKind.RELAY
+
+
 @pytest.mark.parametrize("path", sorted(CONTROL))
 def test_control_paths_are_unknown_with_any_configuration(path: str) -> None:
     for paths in (Paths(), Paths(["/*"]), Paths(["/v1/*", "/inference/*"])):
