@@ -138,6 +138,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         log.error("request %s failed", "-" if self.client_request is None else self.client_request.id, exc_info=error)
         self._loop.call_soon(reset, self.socket)
 
+    @guarded
+    def eof_received(self) -> None:
+        """Abort a response that the client does not read: the transport, which closes now, would report the
+        disconnection only when all bytes have been sent."""
+        if self.task is not None and self.socket.get_write_buffer_size():
+            reset(self.socket)
+
     # what a reader calls
 
     def start(self, client_request: HttpRequest) -> None:

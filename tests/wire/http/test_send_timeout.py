@@ -93,6 +93,20 @@ async def test_a_client_that_stops_reading_loses_its_request(raw: bytes, head: b
         await until(lambda: not port.server.connections)
 
 
+async def test_a_client_that_stops_reading_and_closes_its_sending_side_has_left() -> None:
+    endless = Endless(SSE_HEAD, event("x" * 8000))
+    async with Pod(endless) as pod, rig(pod) as port, unread(port) as client:
+        await until(lambda: port.server.connections)
+        connection = connection_of(port)
+        sock = connection.socket.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)  # else the kernel takes more and more
+        client.send(post(body=STREAMED))
+        await until(lambda: connection.writing_paused)
+        client.writer.write_eof()
+        await asyncio.wait_for(endless.left.wait(), 30)  # less than `listen.sendTimeout`
+        assert (await port.until_ended()).outcome is Ending.CLIENT_GONE
+
+
 async def test_a_client_over_tls_that_stops_reading_loses_its_request(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "one")
     script = Endless(SSE_HEAD, event("x" * 8000))
