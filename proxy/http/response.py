@@ -47,7 +47,7 @@ from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import FLUSH_BYTES, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
 from proxy.openai.errors import ABORTED, ENDING, aborted, starts_without_error, stream_error
-from proxy.openai.events import ends_whole, usage_from
+from proxy.openai.events import STREAMED, ends_whole, is_truncated, usage_from
 
 if TYPE_CHECKING:
     from proxy.http.relay import RacingAttempt
@@ -265,6 +265,8 @@ class Response(Receiver):
         if self._is_held_back and head is not None:
             body = b"".join(meter.pieces)
             error = self._declined(head, body)
+            if error is None and not body and self._lacks_all_events(head):
+                error = UpstreamFailed("it ended the stream before its first event")
             if error is not None:
                 meter.pop()
                 self.failed(error)
@@ -381,11 +383,14 @@ class Response(Receiver):
         if passed != self._seen or self.paused or not self._connection.request_sent:
             self._seen, self._seen_at = passed, now
         silent_since = self._seen_at or attempt.started_at
+        is_stream = request.stream or self._events  # only the response says that of a transcription or a GET
         if now > request.deadline:
             self._time_out(f"not complete within {request.deadline - request.received_at:g} s", OUT_OF_TIME)
         elif request.stream and attempt.first_byte_at is None and now - attempt.started_at > timeouts.first_byte:
             self._time_out(f"no first byte within {timeouts.first_byte:g} s")
-        elif request.stream and attempt.first_byte_at is not None and now - silent_since > timeouts.idle:
+        elif self._events and attempt.first_byte_at is None and now - silent_since > timeouts.first_byte:
+            self._time_out(f"no event within {timeouts.first_byte:g} s")
+        elif is_stream and attempt.first_byte_at is not None and now - silent_since > timeouts.idle:
             self._time_out(f"nothing for {timeouts.idle:g} s")
         elif now - silent_since > ASK_AFTER and (why := self._context.config.reason_to_give_up(attempt, silent_since)):
             self._connection.abort()
@@ -520,20 +525,41 @@ class Response(Receiver):
             ours += header_line(name, value)
         return b"".join((head.start, client_request.id_line, ours, self._framing_lines, last))
 
+    def _lacks_all_events(self, head: ResponseHead) -> bool:
+        """Return whether a response without a body should have had events."""
+        request = self._attempt.request
+        return self._events and head.status == 200 and request.stream and request.path in STREAMED
+
+    def _is_whole(self) -> bool:
+        """Return whether the client has received all events of the stream."""
+        if self._continuation is not None or (
+            isinstance(self._framing, WholeChunks) and not self._framing.holds_nothing
+        ):
+            return False
+        tail = self._connection.meter.tail
+        return ends_whole(tail) and not is_truncated(self._attempt.request.path, tail)
+
     def _time_out(self, why: str, message: str = POD_STOPPED) -> None:
         self._connection.abort()
         self.failed(UpstreamTimedOut(why), message)
 
     def _end_incomplete(self, ending: Ending, message: str) -> None:
-        """End a partial response so that the client does not take it for complete. If the framing is ended in order,
-        the connection stays open: the client may be sending its next request already."""
+        """End a partial response so that the client does not take it for complete, unless it has the last event. If the
+        framing is ended in order, the connection stays open: the client may be sending its next request already."""
         out = None
+        is_evicted = ending is Ending.EVICTED
         if self._events:
-            self._connection.meter.flush(self._attempt)
-            out = self._framing.end_with(stream_error(self._client_request.path, message), self._connection.meter.tail)
+            meter = self._connection.meter
+            meter.flush(self._attempt)
+            if self._is_whole():
+                event, ending, self._attempt.error = b"", COMPLETE, ""
+                self._attempt.usage = usage_from(meter.tail, self._attempt.request.path)
+            else:
+                event = stream_error(self._client_request.path, message)
+            out = self._framing.end_with(event, meter.tail)
         if out is not None:
             self._client_request.transport.write(out)
-        if out is None or ending is Ending.EVICTED:
+        if out is None or is_evicted:
             self._client_request.closing = True
         self._end_attempt(ending)
         if out is None:

@@ -97,18 +97,31 @@ _ABORTED_MESSAGE = re.compile(rb'"delta"\s*:\s*\{\s*"stop_reason"\s*:\s*null(?!(
 
 MESSAGES = "/v1/messages"
 
+_STORED = "/v1/responses/"
+
+_RESPONSES = (
+    _marks(rb"response\.(?!(?:completed|incomplete|failed|cancelled)\b)[a-z_.]+"),
+    _marks(_TERMINAL + b"|error", _ERROR),
+)
+_TRANSCRIPTS = (
+    _marks(rb"trans(?:cription|lation)\.chunk|transcript\.text\.delta"),
+    _marks(rb"transcript\.text\.done|error", rb"|data:(?<![^\r\n]data:)[ \t]*\[DONE\]" + _ERROR),
+)
+
 _UNFINISHED = {
     "/v1/chat/completions": _CHOICES,
     "/v1/completions": _CHOICES,
     SGLANG_GENERATE: _CHOICES,
     "/inference/v1/generate": _CHOICES,
     MESSAGES: (_marks(rb"message_(?:start|delta)|content_block_\w+|ping"), _marks(b"message_stop|error", _ERROR)),
-    "/v1/responses": (
-        _marks(rb"response\.(?!(?:completed|incomplete|failed|cancelled)\b)[a-z_.]+"),
-        _marks(_TERMINAL + b"|error", _ERROR),
-    ),
+    "/v1/responses": _RESPONSES,
+    "/v1/audio/transcriptions": _TRANSCRIPTS,
+    "/v1/audio/translations": _TRANSCRIPTS,
 }
 """Events that others follow, and last events, by path."""
+
+STREAMED = frozenset(_UNFINISHED)
+"""Paths whose streams have at least one event."""
 
 _USAGE_FIELDS = (
     *("prompt_tokens", "completion_tokens"),
@@ -147,11 +160,18 @@ def ends_whole(tail: bytes) -> bool:
     return _ENDS_WHOLE.search(tail, max(0, start)) is not None
 
 
+_PART = re.compile(rb"(?:\A|[\r\n])data: ?\{[^\r\n]*\Z")
+"""Matches an event without its end, which clients ignore."""
+
+
 def is_truncated(path: str, tail: bytes) -> bool:
     """Return whether an event stream ended as valid HTTP although it is incomplete, as when a proxy in front of the
     engine ends it after a lost connection."""
-    more, end = _UNFINISHED.get(path, (None, None))
-    if more is None or end is None or not more.are_in(tail):
+    marks = _RESPONSES if path.startswith(_STORED) else _UNFINISHED.get(path)
+    if marks is None:
+        return False
+    more, end = marks
+    if not more.are_in(tail) and _PART.search(tail) is None:
         return False
     return not end.are_in(tail) or (path == MESSAGES and _ABORTED_MESSAGE(tail) is not None)
 

@@ -82,7 +82,7 @@ class ResponseMeter:
         self.pieces.clear()
 
     def is_truncated(self, attempt: Attempt) -> bool:
-        """Return whether the body is an event stream that ended in order but incomplete."""
+        """Return whether the body, which is an event stream, ended in order but incomplete."""
         last = self.pieces[-1] if self.pieces else b""
         if last.startswith(DONE) or last.find(b"\n" + DONE) >= 0:
             return False

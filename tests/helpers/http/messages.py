@@ -46,6 +46,9 @@ def messages(draw: st.DrawFn) -> Message:
     if sum(line.lower().startswith(b"content-type") for line in lines) > 1:
         lines = [line for line in lines if not line.startswith(b"content-type")]
     pieces = draw(st.lists(bodies(), max_size=6))
+    events = any(b"event-stream" in line for line in lines)
+    if events and not any(pieces):
+        pieces = [b"data: x\n\n"]  # a stream has an event
     body = b"".join(pieces)
     if kind == "length":
         lines.insert(draw(st.integers(0, len(lines))), b"Content-Length: %d" % len(body))
@@ -59,7 +62,6 @@ def messages(draw: st.DrawFn) -> Message:
     head = b"\r\n".join((version + b" " + draw(st.sampled_from(STATUS_LINES)), *lines)) + b"\r\n\r\n"
     informational = draw(st.sampled_from((b"", b"", b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n")))
     count = sum(bool(piece) for piece in pieces) if kind == "chunked" else None
-    events = any(b"event-stream" in line for line in lines)
     return Message(informational + head + framed, len(informational + head), body, kind == "close", events, count)
 
 

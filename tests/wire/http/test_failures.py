@@ -273,6 +273,46 @@ async def test_a_stream_that_stalls_ends_with_an_error_event() -> None:
     assert b'"error"' in seen.body
 
 
+async def test_a_stream_that_the_request_does_not_announce_has_the_same_limits() -> None:
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, *([event("1")] if b"begun" in request.line else []))
+        await request.gone()
+
+    async with Pod(script) as pod, rig(pod, timeouts=timeouts(idle=0.1, first_byte=0.2)) as port:
+        get = b"GET /v1/responses/resp_1?stream=true%b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        assert b'"error"' in (await port.ask(get % b"&begun")).body
+        assert port.attempt.ending is Ending.TIMED_OUT
+        assert (await port.ask(get % b"")).status == 504
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("breaks_off", [True, False])
+@pytest.mark.parametrize("kind", ["whole", "in parts"])
+async def test_a_stream_that_has_its_last_event_is_complete(version: str, breaks_off: bool, kind: str) -> None:
+    last = [chunk(b"data: [DO"), chunk(b"NE]\n\n")] if kind == "in parts" else [event("[DONE]")]
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, event("1"), *last, pause=0.01)
+        if breaks_off:
+            request.break_off()
+        else:
+            await request.gone()
+
+    async with Pod(script) as pod, rig(pod, timeouts=timeouts(idle=0.1)) as port:
+        seen = await port.ask(post(body=STREAMED, version=version))
+        ended = await port.until_ended()
+    assert seen.body == b"data: 1\n\ndata: [DONE]\n\n"
+    assert (seen.ending, ended.outcome) == ("complete", Ending.COMPLETE)
+
+
+async def test_a_last_event_that_was_not_sent_does_not_complete_a_stream() -> None:
+    async with Pod(breaking_off(SSE_HEAD, event("1"), event("[DONE]")[:-2])) as pod, rig(pod) as port:
+        seen = await port.ask(post(body=STREAMED))
+    assert seen.body.startswith(b'data: 1\n\ndata: {"error"')
+
+
 async def test_a_slow_stream_that_moves_continues() -> None:
     events = [event(str(n)) for n in range(8)]
     async with (

@@ -18,6 +18,7 @@ from tests.unit.http.test_without_usage import two_streams
 TOKEN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
 LAST = TOKEN.replace(b"null", b'"stop"')
 DONE = b"data: [DONE]\n\n"
+TRANSCRIBED = b'data: {"id":"t","object":"transcription.chunk","choices":[{"delta":{"content":"Hi"}}]}\n\n'
 END = b"0\r\n\r\n"
 GENERATED = b'data: {"text":"Hi","meta_info":{"id":"g","finish_reason":%b},"index":0}\n\n'
 MESSAGES = "/v1/messages"
@@ -104,6 +105,13 @@ def test_an_unfinished_response_before_its_first_byte_goes_to_another_pod() -> N
     assert relayed.client.written == b""
 
 
+def test_a_stream_without_an_event_goes_to_another_pod() -> None:
+    for closing in (SSE_HEAD + END, SSE_HEAD + chunk(b'data: {"id":') + END):
+        relayed, _ = played(lambda: RelayedResponse(True), closing)
+        assert isinstance(relayed.response.done.result(), UpstreamFailed)
+        assert relayed.client.written == b""
+
+
 def test_an_unfinished_stream_is_continued_by_another_pod_if_permitted() -> None:
     relayed, _ = played(lambda: Continued(True), SSE_HEAD + chunk(EVENTS[0]), chunk(EVENTS[1]), END)
     assert isinstance(relayed.response.done.result(), StreamInterrupted)
@@ -144,6 +152,20 @@ def test_a_finished_stream_passes_unchanged(ending: tuple[bytes, ...]) -> None:
         ("/v1/responses", b'data: {"type":"response.output_text.delta","logprobs":[{"token":"error"}]}\n\n', True),
         ("/v1/responses", b'data: {"type":"response.created"}\n\ndata: {"error":{"message":"no"}}\n\n', False),
         (CHAT, b"", False),
+        (CHAT, b'data: {"id":"c","cho', True),
+        (CHAT, b"data: [DONE]", False),
+        (CHAT, b"data: [DO", False),
+        (CHAT, LAST.strip(), False),
+        ("/v1/unknown", b'data: {"id"', False),
+        ("/v1/responses/resp_1", b'data: {"type":"response.output_text.delta"}\n\n', True),
+        ("/v1/responses/resp_1", b'data: {"type":"response.completed"}\n\n', False),
+        ("/v1/responses/resp_1", b"", False),
+        ("/v1/audio/transcriptions", TRANSCRIBED, True),
+        ("/v1/audio/transcriptions", TRANSCRIBED + DONE, False),
+        ("/v1/audio/translations", TRANSCRIBED.replace(b"cription.", b"lation."), True),
+        ("/v1/audio/translations", TRANSCRIBED + b'data: {"error":{"message":"no"}}\n\n', False),
+        ("/v1/audio/transcriptions", b'data: {"type":"transcript.text.delta"}\n\n', True),
+        ("/v1/audio/transcriptions", b'data: {"type":"transcript.text.done"}\n\n', False),
         (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1'), True),
         (CHAT, LAST + TOKEN.replace(b"Hi", b""), False),
         (CHAT, LAST + TOKEN.replace(b'"index":0', b'"index":1') + LAST.replace(b'"index":0', b'"index":1'), False),

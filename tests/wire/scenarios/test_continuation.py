@@ -272,7 +272,13 @@ async def test_an_engine_that_reports_its_death_in_the_stream_is_left() -> None:
 
 @pytest.mark.parametrize(
     "second",
-    [REFUSED, SSE_HEAD.replace(b"text/event-stream", b"text/plain") + END, b"nonsense\r\n\r\n", SSE_HEAD + chunk(DEAD)],
+    [
+        REFUSED,
+        SSE_HEAD.replace(b"text/event-stream", b"text/plain") + END,
+        b"nonsense\r\n\r\n",
+        SSE_HEAD + chunk(DEAD),
+        SSE_HEAD + b"0\r\n\r\n",
+    ],
 )
 async def test_a_rest_that_does_not_fit_is_not_sent(second: bytes) -> None:
     seen, bodies = await between((SSE_HEAD + chunk(spoken("one")),), second)
