@@ -9,6 +9,7 @@ from math import floor
 from zlib import crc32
 
 from proxy.core.endpoint import Endpoint, Freshness
+from proxy.core.ports import Clock
 from proxy.fleet.store import Pods
 from proxy.flowcontrol.queue import Band, QueueEntry
 from proxy.flowcontrol.settings import FlowControlSettings, Saturation
@@ -32,12 +33,13 @@ class Capacity:
     fleet: Pods
     inside: Collection[object]
     unsent: Collection[QueueEntry]
+    clock: Clock
     _reflection: ReflectiveCeilings = field(init=False, default_factory=lambda: ReflectiveCeilings())
 
-    def turn(self) -> None:
-        """Count a turn of reflective ceilings."""
+    def admitted(self) -> None:
+        """Count an admitted request as a turn of reflective ceilings."""
         if self.settings.ceilings == "reflective":
-            self._reflection.turn(self.saturation())
+            self._reflection.admitted(self.saturation(), self.clock.now())
 
     def in_all(self, entry: QueueEntry) -> bool:
         """Return whether all pods together have capacity."""
@@ -111,7 +113,7 @@ class Capacity:
     def _is_below_ceiling(self, band: Band) -> bool:
         saturation = self.saturation()
         if self.settings.ceilings == "reflective":
-            return self._reflection.is_open(saturation, band.rank)
+            return self._reflection.is_open(saturation, band.rank, self.clock.now())
         return saturation < band.ceiling
 
     def _own_tokens(self) -> int:
@@ -178,29 +180,46 @@ def _concurrency(endpoint: Endpoint, detector: Saturation) -> float:
     return max(load.requests / requests if requests else 0.0, load.tokens / tokens if tokens else 0.0)
 
 
+TURN = 0.001
+"""Seconds without an admitted request that count as a turn of reflective ceilings: the interval at which llm-d counts.
+Turns of admitted requests alone would leave pods half empty, since a band at its ceiling admits none."""
+
+
 @dataclass(slots=True)
 class ReflectiveCeilings:
     """Ceilings that fall as the saturation rises: 1 - rank * saturation, which is 1 for the highest band, of rank 0,
     and 1 - saturation for the lowest, of rank 1. A band at its ceiling gets one turn in saturation / (1 - saturation),
-    so it slows down but does not stop. Each admitted request is a turn.
+    so it slows down but does not stop. Each admitted request is a turn, and each millisecond without one.
 
     All bands have the same turns: admission stops at the first blocked band, so with turns of its own a lower band
     might never have one together with the higher bands.
     """
 
     _turns: int = 0
+    _turned_at: float = 0.0
     _is_open: bool = True
 
-    def turn(self, saturation: float) -> None:
-        if 1.0 - saturation <= saturation < 1.0:
-            period = max(1, floor(saturation / (1.0 - saturation) + 0.5))
-            self._turns += 1
-            self._is_open = self._turns % period == 0
+    def admitted(self, saturation: float, now: float) -> None:
+        self._is_open = self._turn(saturation, now, 1)
 
-    def is_open(self, saturation: float, rank: float) -> bool:
+    def is_open(self, saturation: float, rank: float, now: float) -> bool:
         if saturation >= 1.0:
             return False
-        return rank == 0.0 or saturation < 1.0 - rank * saturation or self._is_open
+        if rank == 0.0 or saturation < 1.0 - rank * saturation:
+            return True
+        if not self._is_open and now >= self._turned_at + TURN:
+            self._is_open = self._turn(saturation, now, int((now - self._turned_at) / TURN))
+        return self._is_open
+
+    def _turn(self, saturation: float, now: float, count: int) -> bool:
+        """Count turns. Return whether one of them is for bands at their ceilings."""
+        self._turned_at = now
+        if not 1.0 - saturation <= saturation < 1.0:
+            return self._is_open
+        period = max(1, floor(saturation / (1.0 - saturation) + 0.5))
+        before = self._turns // period
+        self._turns += count
+        return self._turns // period > before
 
 
 MOST_CAPS = 20_000

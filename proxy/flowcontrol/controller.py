@@ -39,9 +39,6 @@ LONGEST_RETRY_AFTER = 60.0
 EVICTION_PAUSE = 1.0
 """Seconds until pods report the effect of an eviction."""
 
-LONGEST_TURN = 1.0
-"""Seconds without an admitted request that count as a turn of reflective ceilings: other proxies may fill the pods."""
-
 DISPLACED = "A more urgent request, or one of a tenant with fewer queued requests, took its place."
 
 
@@ -64,13 +61,11 @@ class FlowControl(Admission):
         """Admitted requests, in the order of their admission."""
         self._unsent: dict[QueueTicket, QueueEntry] = {}
         """Admitted requests that are not sent to a pod yet."""
-        self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values())
+        self.capacity = Capacity(settings, fleet, self._inside, self._unsent.values(), clock)
         self._since = 0.0
         """Since when requests wait and none of them was admitted; 0 if none waits. See `_now`."""
         self._evicts_from = -math.inf
         """Time of the next eviction."""
-        self._turned_at = -math.inf
-        """Time of the last turn of reflective ceilings."""
         self._admits_soon = False
         self.shared_caps: SharedCaps | None = None
         """Set if there are several workers or replicas."""
@@ -160,8 +155,6 @@ class FlowControl(Admission):
         """Return whether a request waits for a cap of the whole pool, or for a share of this process."""
         full: set[str] = set()
         needs_pool = False
-        if self.queue.length and self._clock.now() - self._turned_at >= LONGEST_TURN:
-            self._turn()
         for band in self.queue.bands:
             while band.length and (entry := band.due(full)) is not None:
                 if not self.capacity.in_all(entry):
@@ -207,7 +200,7 @@ class FlowControl(Admission):
         """Count a request as in flight."""
         self._inside[ticket] = None
         self._unsent[ticket] = ticket.entry
-        self._turn()
+        self.capacity.admitted()
 
     def end(self, ticket: QueueTicket) -> None:
         """End an admitted or waiting request."""
@@ -262,11 +255,6 @@ class FlowControl(Admission):
                     return True
                 full.add(entry.request.model)
         return False
-
-    def _turn(self) -> None:
-        """Count a turn of reflective ceilings."""
-        self._turned_at = self._clock.now()
-        self.capacity.turn()
 
     def _in_part(self, entry: QueueEntry) -> bool:
         return self.shared_caps is None or self.capacity.in_part(entry, self.shared_caps.part)

@@ -247,11 +247,23 @@ async def test_a_band_at_its_reflective_ceiling_gets_turns_while_no_other_reques
     async with nearly_full() as it:
         await it.come("h")
         await it.come("l", "m", priority=-1)
-        for _ in range(10):
-            it.clock.advance(1.0)
+        order = []
+        for _ in range(20):
+            it.clock.advance(0.00101)
             it.control.admit_waiting()
-        await it.settle()
-        assert it.names == "hl", "a second is a turn"
+            await it.settle()
+            order.append(it.names)
+        assert order == ["h"] * 7 + ["hl"] * 8 + ["hlm"] * 5, "a millisecond is a turn"
+
+
+async def test_requests_of_the_lowest_band_alone_fill_the_pods_under_reflective_ceilings() -> None:
+    bands = (BandSettings(0), BandSettings(-1))
+    saturation = Saturation("concurrency", requests=10)
+    async with world(saturation=saturation, bands=bands, ceilings="reflective") as it:
+        for name in "abcdefghijklmnopqrst":
+            it.clock.advance(0.05)
+            await it.come(name, priority=-1)
+        assert it.names == "abcdefghijklmnopqrst"
 
 
 async def test_a_single_band_has_all_capacity_under_reflective_ceilings() -> None:
