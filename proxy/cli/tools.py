@@ -128,10 +128,12 @@ def import_() -> None:
     kvlane import vllm-router -o kvlane.yaml vllm-router --worker-urls http://a:8000 http://b:8000
     kvlane import litellm litellm.yaml > kvlane.yaml
 
-    Comments of the YAML and messages on standard error name the settings that have no equivalent, and the settings that
-    need none. Secrets are replaced by ${NAME}. The YAML is checked before it is written.
+    Comments of the YAML and messages on standard error name the settings that have no equivalent or are faulty, which
+    are left out, the plugins that need a package, and the settings that need no equivalent. Secrets are replaced by
+    ${NAME}. The YAML is checked before it is written.
 
-    Exit code 0: all settings were converted. 1: a setting has no equivalent. 2: the input cannot be used.
+    Exit code 0: all settings were converted. 1: a setting is left out, or a package is missing. 2: the input cannot be
+    used.
     """
 
 
@@ -208,9 +210,9 @@ def _import(make: Callable[[], Imported], output: Path | None) -> None:
     write(output, made.text())
     for note in made.notes:
         click.secho(f"To do: {note}", fg="blue", err=True)
-    for left in made.missing:
-        click.secho(f"No equivalent: {left}", fg="yellow", err=True)
-    if made.missing:
+    for kind, piece in made.incomplete:
+        click.secho(f"{kind}: {piece}", fg="yellow", err=True)
+    if made.incomplete:
         raise SystemExit(1)
 
 

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.params import unknown_key
 from proxy.scheduling.document import API_VERSIONS, FLOW_CONTROL, KIND, OLDER_API_VERSIONS, RENAMED_TYPES
-from proxy.tools.imported import Imported, InvalidDocument, documents, read_all
+from proxy.tools.imported import Imported, InvalidDocument, LeftOut, documents, read_all
 
 MOST = 200
 """Largest number of faulty pieces that are left out before the import fails."""
 
+ALIKE = 0.85
+"""Smallest similarity of a misspelt word and the word that was meant, of 1."""
+
 _KEYS = ("plugins", "schedulingProfiles")
+LEFT = "which is left out"
+_FOREIGN = re.compile(
+    rf"unknown (field|plugin type|feature gate) |('\S+' )?(is not yet|was renamed|no longer)|.*{LEFT}$"
+)
+"""Messages about pieces that llm-d may have and kvlane does not have. Others are about mistakes."""
+_SUGGESTED = re.compile(r"'([^']+)'; did you mean '([^']+)'")
+_MISSING = re.compile(r"no plugin is named '([^']+)'")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 Document = dict[str, Any]
@@ -35,16 +46,17 @@ def endpoint_picker(path: Path) -> Imported:
         made.note(f"check {change}")
     if others:
         made.note(f"it holds {len(others) + 1} such documents; this is the first, the others are left out")
+    names = {_label(entry) for entry in _plugins(document)}
     for _ in range(MOST):
         made.settings = {"scheduling": document}
         try:
             made.check()
             break
         except ConfigError as error:
-            document = _without(document, error.problems[0], made)
+            document = _without(document, _named(error.problems[0], names), made)
     if "dataLayer" not in document or "discovery" not in (document["dataLayer"] or {}):
         made.note("it names no pods: name its InferencePool under pods.kubernetes.inferencePool, or list them")
-    if not made.missing and not changes:
+    if not made.incomplete and not changes:
         made.note("optional: the document also works as it is, as kvlane serve -c FILE")
     return made
 
@@ -62,6 +74,12 @@ def _inside(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
             yield from _inside(item, source)
 
 
+def _named(problem: Problem, names: Collection[str]) -> Problem:
+    """Return the problem; for a reference to a plugin of the original, the problem that the plugin is left out."""
+    missing = _MISSING.match(problem.message)
+    return Problem(problem.path, f"refers to '{missing[1]}', {LEFT}") if missing and missing[1] in names else problem
+
+
 def _without(document: Document, problem: Problem, made: Imported) -> Document:
     """Return the document without the faulty piece, or without the plugin or profile that lacks the piece. Raise
     ConfigError if neither can be found."""
@@ -72,10 +90,17 @@ def _without(document: Document, problem: Problem, made: Imported) -> Document:
     dropped = where
     while head == "scheduling" and dropped:
         if _drop(document, dropped):
-            made.lacks(where, problem.message)
+            is_foreign = _FOREIGN.match(problem.message) and not _is_typo(problem.message)
+            (made.missing if is_foreign else made.faulty).append(LeftOut(where, problem.message))
             return document
         dropped = dropped.rpartition(".")[0] if dropped.count(".") > 1 else ""
     raise ConfigError([problem])
+
+
+def _is_typo(message: str) -> bool:
+    """Return whether the word differs from the suggestion by a few letters: many types end in -scorer."""
+    words = _SUGGESTED.search(message)
+    return words is not None and SequenceMatcher(None, words[1], words[2]).ratio() > ALIKE
 
 
 def _drop(document: Document, where: str) -> bool:

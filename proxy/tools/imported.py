@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 
 from proxy import yaml_source
-from proxy.core.errors import ConfigError
+from proxy.core.errors import ConfigError, MissingPackage
 from proxy.settings import from_mapping
 
 T = TypeVar("T")
@@ -41,12 +41,14 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Imported:
-    """The state of one import. `missing` are pieces without an equivalent, `needless` pieces that need no equivalent,
-    `notes` tasks for the user."""
+    """The state of one import. `missing` are pieces without an equivalent, `faulty` pieces with a mistake, `needless`
+    pieces that need no equivalent, `packages` plugins whose package is not installed, `notes` tasks for the user."""
 
     system: str
     settings: Section = field(default_factory=dict)
     missing: list[LeftOut] = field(default_factory=list)
+    faulty: list[LeftOut] = field(default_factory=list)
+    packages: list[LeftOut] = field(default_factory=list)
     needless: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -98,14 +100,29 @@ class Imported:
             self.notes.append(text)
 
     def check(self) -> None:
-        """Raise ConfigError if the settings are invalid."""
-        from_mapping(self.settings)
+        """Raise ConfigError if the settings are invalid. A missing package is not an error: the settings may be for
+        another machine."""
+        try:
+            from_mapping(self.settings)
+        except ConfigError as error:
+            absent = [one for one in error.problems if isinstance(one, MissingPackage)]
+            if others := [one for one in error.problems if one not in absent]:
+                raise ConfigError(others) from None
+            self.packages = [LeftOut(one.path, one.message) for one in absent]
+
+    @property
+    def incomplete(self) -> list[tuple[str, LeftOut]]:
+        """What does not work as in the original, each with its category."""
+        kinds = (("No equivalent", self.missing), ("Faulty", self.faulty), ("Missing package", self.packages))
+        return [(kind, one) for kind, found in kinds for one in found]
 
     def text(self) -> str:
         """Return valid YAML, with the omitted pieces in comments."""
         lines = [f"Imported from {self.system}. `kvlane check -c` shows what it amounts to."]
         lines += _listed("To do:", self.notes)
         lines += _listed("Has no equivalent:", self.missing)
+        lines += _listed("Faulty, and left out:", self.faulty)
+        lines += _listed("Missing package:", self.packages)
         lines += _listed("Not needed:", self.needless)
         comments = "".join(f"# {line}\n" for line in lines)
         ordered = {key: self.settings[key] for key in (*ORDER, *self.settings) if key in self.settings}

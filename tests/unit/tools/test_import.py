@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,48 @@ schedulingProfiles:
         named = missing(made)
         assert {"plugins.mine", "plugins.multicluster-queue-scorer", "featureGates[0]", "frob"} <= named
         assert "plugins.queue-scorer.parameters.frob" in named
+
+    def test_mistakes_of_the_original_are_left_out_as_faulty(self, tmp_path: Path) -> None:
+        file = tmp_path / "picker.yaml"
+        file.write_text("""
+apiVersion: foo/v9
+kind: EndpointPickerConfg
+plugins:
+- {type: queue-scorer}
+- {type: prefix-cache-scorr}
+- {type: multicluster-queue-scorer}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: queue-scorer, weight: heavy}, {pluginRef: kv}, {pluginRef: prefix-cache-scorr}]
+""")
+        made = endpoint_picker(file)
+        assert types(made) == {"queue-scorer"}
+        assert [left.what for left in made.faulty] == [
+            "apiVersion",
+            "kind",
+            "schedulingProfiles.default.plugins[0].weight",
+            "schedulingProfiles.default.plugins[1]",
+            "plugins.prefix-cache-scorr",
+        ]
+        assert list(map(str, made.missing)) == [
+            "plugins.multicluster-queue-scorer: 'multicluster-queue-scorer' is not yet supported",
+            "schedulingProfiles.default.plugins[1]: refers to 'prefix-cache-scorr', which is left out",
+        ]
+
+    def test_a_plugin_whose_package_is_missing_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "zmq", None)
+        monkeypatch.delitem(sys.modules, "proxy.prefix.kv_sockets", raising=False)
+        file = tmp_path / "picker.yaml"
+        file.write_text("kind: EndpointPickerConfig\nplugins: [{type: precise-prefix-cache-scorer}]\n")
+        made = endpoint_picker(file)
+        assert made.settings["scheduling"]["plugins"] == [{"type": "precise-prefix-cache-scorer"}]
+        assert [(kind, left.what) for kind, left in made.incomplete] == [
+            ("Missing package", "scheduling.plugins.precise-prefix-cache-scorer")
+        ]
+        assert "needs the package pyzmq" in made.text()
+        result = run("endpoint-picker", str(file))
+        assert result.exit_code == 1
+        assert "Missing package: scheduling.plugins.precise-prefix-cache-scorer: needs the package" in result.stderr
 
     def test_a_config_map_is_unwrapped(self, tmp_path: Path) -> None:
         inner = "kind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n"
