@@ -224,6 +224,7 @@ def _experiment(options: argparse.Namespace) -> Experiment:
         objectives=report.Objectives(options.ttft, options.tpot),
         warm_up=options.warm_up,
         says_cached=not options.no_cached_tokens,
+        complete=options.complete,
     )
 
 
@@ -246,6 +247,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--good", type=float, default=0.9, help="share of good requests below which a policy is broken")
     parser.add_argument("--warm-up", type=float, default=0.1, help="share of the requests that do not count, the first")
     parser.add_argument("--no-cached-tokens", action="store_true", help="pods do not report cached_tokens")
+    parser.add_argument(
+        "--complete", type=float, default=0.0, help="share of requests that are not streamed (--virtual)"
+    )
     real = parser.add_argument_group("over sockets")
     real.add_argument("--slower", type=float, default=2.0, help="than the pods' model says")
     real.add_argument("--venv", type=Path, default=peers.VENV, help=peers.VENV_HELP)

@@ -16,7 +16,7 @@ from bench.placement.scenario import Scenario
 from proxy.core.ports import ManualClock
 from proxy.lab.sim import SimConfig
 from proxy.lab.simulation import Simulation, SimulationOutcome
-from proxy.lab.workload import Workload, load_trace
+from proxy.lab.workload import Job, Workload, load_trace
 
 GENERATED = 8_000
 """The default number of requests."""
@@ -42,6 +42,8 @@ class Experiment:
     objectives: Objectives = field(default_factory=Objectives)
     warm_up: float = 0.1
     says_cached: bool = True
+    complete: float = 0.0
+    """The share of requests that are not streamed; on the virtual clock only."""
 
     def workload(self, seed: int, load: float) -> Workload:
         rate = load * self.capacities[seed]
@@ -82,7 +84,8 @@ class Experiment:
         router = policies.make(policy, pods, clock, dice, says_cached=self.says_cached)
         scrapes = Random(seed + 1 + 1_000 * draw)
         gauges = report.PrefillGauges()
-        simulation = Simulation(workload.jobs, pods, router, clock, scrapes, self.scenario.restarts, gauges)
+        jobs = tuple(self._sent(at, job) for at, job in enumerate(workload.jobs))
+        simulation = Simulation(jobs, pods, router, clock, scrapes, self.scenario.restarts, gauges)
         return simulation.run(), simulation
 
     def over_sockets(self, policy: str, load: float, seed: int, slower: float, venv: Path) -> Figures:
@@ -112,6 +115,10 @@ class Experiment:
     def _figures(self, outcomes: list[SimulationOutcome], gauges: report.Gauges, seconds: float) -> Figures:
         found = report.figures(outcomes, gauges, self.objectives, self.warm_up, self.scenario.restarts)
         return {**found, "seconds": seconds}
+
+    def _sent(self, at: int, job: Job) -> Job:
+        is_complete = int((at + 1) * self.complete) > int(at * self.complete)
+        return replace(job, params=replace(job.params, stream=False)) if is_complete else job
 
     def _configs(self, seed: int) -> list[SimConfig]:
         return [replace(config, prompt_tokens_details=self.says_cached) for config in self.scenario.configs(seed)]

@@ -54,6 +54,10 @@ slow (hot path, see docs/notes/cpu.md)."""
 LEAST_OBSERVATION_INTERVAL = 0.05
 """The interval for a pod that shares itself among prompts, whose observations vary more."""
 
+STREAMS_RECENT = 10.0
+"""Seconds after an observed first token in which nothing is learned from responses that are not streamed, which show
+less."""
+
 Terms = tuple[float, float, float]
 """Seconds per prompt, per uncached token, and per pair of tokens, where every pair counts twice."""
 NO_TERMS: Terms = (0.0, 0.0, 0.0)
@@ -92,6 +96,8 @@ class Work:
     running: float = 0.0
     prefilled: float = 0.0
     """The pod's integral of running requests, and its seconds of prefill, at that time."""
+    computed: tuple[float, float] = (0.0, 0.0)
+    """For a response that is not streamed: the tokens and pairs that the pod had computed when it was sent."""
 
 
 @dataclass(slots=True)
@@ -170,6 +176,9 @@ class PodModel:
     _running_sum: float = 0.0
     """Integral of the running requests over time."""
     _prefilled: float = 0.0
+    _computed_tokens: float = 0.0
+    _computed_pairs: float = 0.0
+    """Sums over all prompts that have left the queue."""
     """Sum of the seconds of prefill."""
     _group: _Group | None = None
     """The next observation."""
@@ -215,6 +224,9 @@ class PodModel:
         if now >= self._next_followed:
             self._next_followed = self._after_observation(now)
             self._predict(work, prompt, now)
+            if not work.shows:
+                self._count_running(now)
+                work.running, work.computed = self._running_sum, (self._computed_tokens, self._computed_pairs)
         queue, pairs, (_, per_token, per_pair) = self.queue, work.pairs, self._terms
         queue.append(work)
         self._tokens += uncached
@@ -256,8 +268,7 @@ class PodModel:
                 if work.is_queued:
                     self._drop(work, now)
             else:
-                self._drop(work, min(now, self._due))
-                self._is_exact = False
+                self._assume_computed(work, min(now, self._due))
         if work.expected is not None:
             self._followed -= 1
             if work.attempt.succeeded:
@@ -400,8 +411,7 @@ class PodModel:
             if not first.shows:
                 if now < self._due:
                     return
-                self._drop(first, self._due)
-                self._is_exact = False
+                self._assume_computed(first, self._due)
                 if queue:
                     self._publish_first(queue[0])
             elif attempt.first_byte_at is None:
@@ -425,6 +435,8 @@ class PodModel:
         """Remove a prompt from the queue. If it was the first, the pod starts the next one at this time."""
         queue = self.queue
         work.is_queued = False
+        self._computed_tokens += work.tokens
+        self._computed_pairs += work.pairs
         if queue[0] is work:
             queue.popleft()
             if at > self._since:
@@ -433,6 +445,11 @@ class PodModel:
             queue.remove(work)
         self._tokens = self._tokens - work.tokens if queue else 0.0
         self._pairs = self._pairs - work.pairs if queue else 0.0
+
+    def _assume_computed(self, work: Work, at: float) -> None:
+        """Remove a prompt whose response is not streamed, so that its first token is not seen."""
+        self._drop(work, at)
+        self._is_exact = False
 
     def _predict(self, work: Work, prompt: float, now: float) -> None:
         """Store the predictions of both models, which are compared with the observation."""
@@ -484,7 +501,7 @@ class PodModel:
 
     def _learn_response(self, work: Work, expected: float, now: float) -> None:
         """Learn from a complete response. A response that was not streamed shows only its total duration."""
-        attempt, usage, rates, fleet = work.attempt, work.attempt.usage, self.rates, self._fleet
+        attempt, usage, fleet = work.attempt, work.attempt.usage, self._fleet
         tokens = usage.completion_tokens if usage is not None else attempt.chunks
         if work.stage is Stage.DECODE:
             fleet.observe_sizes(fleet.prompt, tokens)
@@ -496,9 +513,21 @@ class PodModel:
             self._learn_pace(work, work.first_token_at, work.first_token_at, tokens, now)
         elif usage is not None and not work.shows:
             fleet.observe_sizes(work.tokens, tokens)
-            whole = expected / rates.slowness + max(0, tokens - 1) * (self.step + rates.per_running)
-            rates.observe_slowness(whole, now - attempt.started_at)
-            self._invalidate()
+            self._learn_whole(work, tokens, now)
+
+    def _learn_whole(self, work: Work, tokens: int, now: float) -> None:
+        """Learn from the duration of a response that was not streamed: the pod computed prompts in it, this one and
+        others, and tokens of the response. The coefficients of the fleet divide the time between them."""
+        rates, whole = self.rates, now - work.attempt.started_at
+        if whole <= 0.0 or tokens < 1 or now - self._step_at < STREAMS_RECENT:
+            return
+        self._count_running(now)
+        running = (self._running_sum - work.running) / whole
+        computed, pairs = self._computed_tokens - work.computed[0], self._computed_pairs - work.computed[1]
+        share = self._fleet.observe_whole(whole, computed, tokens, running)
+        rates.observe_prefill(share * whole, 0.0, computed, pairs)
+        rates.observe_decode(running, (1.0 - share) * whole / tokens)
+        self._invalidate()
 
     def _learn_pace(self, work: Work, first: float | None, counted: float, tokens: int, now: float) -> None:
         """Learn the seconds per token, without prefill time. The running requests and the seconds of prefill are

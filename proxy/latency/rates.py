@@ -47,6 +47,13 @@ FIRST_PREFILL = (0.0, 0.1, 0.0)
 FIRST_DECODE = (0.01, 0.002, 0.0)
 """10 ms per token, and 0.2 ms more per running request."""
 
+FIRST_WHOLE = (1.0, 1.0, 0.2)
+"""For responses that are not streamed: as FIRST_PREFILL and FIRST_DECODE, in the units of WHOLE_SCALES."""
+
+WHOLE_SCALES = (1e-4, 1e-2)
+"""Scales of the features of a response that is not streamed: ten thousand tokens of prompts, a hundred of the response.
+"""
+
 FIRST_SHARING = (0.0, 0.1, 0.1)
 """For a pod that shares itself among prompts: 100 us per token of the prompt, and of the prompts next to it."""
 
@@ -98,6 +105,7 @@ class FleetModel:
         self.prefill = Regression(FIRST_PREFILL, FLEET_MEMORY, FIRST_PRIOR_WEIGHT, SHRINK, FLEET_SOLVE_EVERY)
         self.decode = Regression(FIRST_DECODE, FLEET_MEMORY, FIRST_PRIOR_WEIGHT, every=FLEET_SOLVE_EVERY)
         self.sharing = Regression(FIRST_SHARING, FLEET_MEMORY, FIRST_PRIOR_WEIGHT, SHARING_SHRINK, FLEET_SOLVE_EVERY)
+        self.whole = Regression(FIRST_WHOLE, FLEET_MEMORY, FIRST_PRIOR_WEIGHT, every=FLEET_SOLVE_EVERY)
         self.in_turn = 1.0
         """Weight from 0 to 1 of the model that prompts are computed in turn; the rest is the weight of `Sharing`."""
         self._in_turn_seen = self._in_turn_weight = FIRST_DISCIPLINE
@@ -135,6 +143,16 @@ class FleetModel:
         if abs(slowness - self._published_slowness) > SLOWNESS_CHANGE * self._published_slowness:
             self._published_slowness = slowness
             self.changed()
+
+    def observe_whole(self, seconds: float, computed: float, tokens: int, running: float) -> float:
+        """Learn from the duration of a response that was not streamed, its `tokens`, the mean number of requests that
+        ran meanwhile and the tokens of the prompts that were computed. Return the share of the time that the prompts
+        took."""
+        prompts, response = computed * WHOLE_SCALES[0], tokens * WHOLE_SCALES[1]
+        features = (prompts, response, response * running * RUNNING_SCALE)
+        self.whole.observe(features, seconds, PREFILL_ALLOWANCE)
+        expected = self.whole.predict(features)
+        return self.whole.coefficients[0] * prompts / expected if expected else 0.0
 
     def observe_discipline(self, in_turn: float, weight: float) -> None:
         """Learn whether prompts are computed in turn: in this observation, by the share `in_turn` / `weight`. The pods

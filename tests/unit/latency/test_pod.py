@@ -1,7 +1,10 @@
+import random
+
 import pytest
 
 from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
+from proxy.latency.pod import STREAMS_RECENT
 from proxy.latency.rates import FleetModel
 from tests.helpers.latency.pods import Pod, respond
 
@@ -138,7 +141,39 @@ def test_a_slow_pod_is_detected_by_complete_responses() -> None:
             pod.model.end(work, pod.now)
             pod.now += 0.5
             pod.model.catch_up(pod.now)
-    assert slow.model.rates.slowness > 2 * quick.model.rates.slowness
+    assert slow.ttft(4000, slow.now) == pytest.approx(1.26, rel=0.1)
+    assert quick.ttft(4000, quick.now) == pytest.approx(0.42, rel=0.1)
+
+
+def complete(pod: Pod, prompt: int, tokens: int, pace: float) -> None:
+    """A response that arrives as a whole."""
+    attempt = pod.send(prompt, stream=False)
+    work = pod.model.dispatch(attempt, prompt, prompt, pod.now)
+    pod.now += pod.takes(prompt) + tokens * pace
+    respond(attempt, pod.now, tokens)
+    pod.endpoint.charge(-1, -prompt)
+    pod.model.end(work, pod.now)
+    pod.now += 0.5
+    pod.model.catch_up(pod.now)
+
+
+def test_complete_responses_show_the_time_of_prompts_and_of_tokens() -> None:
+    pod, sizes = Pod(per_token=50e-6), random.Random(1)
+    for _ in range(100):
+        complete(pod, sizes.randrange(1000, 20_000), sizes.randrange(10, 400), pace=0.006)
+    assert pod.ttft(10_000, pod.now) == pytest.approx(0.52, rel=0.15)
+    assert pod.tpot() == pytest.approx(0.006, rel=0.15)
+
+
+def test_complete_responses_teach_nothing_soon_after_streams() -> None:
+    pod = Pod()
+    pod.work(60)
+    expected = pod.ttft(4000, pod.now)
+    complete(pod, 4000, 10, pace=0.2)
+    assert pod.ttft(4000, pod.now) == expected
+    pod.now += STREAMS_RECENT
+    complete(pod, 4000, 10, pace=0.2)
+    assert pod.ttft(4000, pod.now) > expected
 
 
 def test_prompts_that_finish_in_the_same_step_are_one_observation() -> None:
