@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.core.params import Duration, Size, param
+from proxy.core.params import LARGEST, Duration, Size, param
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +273,8 @@ class UtilizationDetector(FullPod):
 
     def as_filter(self) -> dict[str, Any]:
         """Return the parameters of the utilization-filter that keeps the pods below the limits, or else all."""
-        factor = 1 + self.headroom
-        waiting = {"metric": "waiting-queue", "maxValue": _below(self.queue_depth_threshold * factor)}
-        usage = math.nextafter(self.kv_cache_util_threshold * factor, 0)
+        waiting = {"metric": "waiting-queue", "maxValue": _below(_raised(self.queue_depth_threshold, self.headroom))}
+        usage = math.nextafter(_raised(self.kv_cache_util_threshold, self.headroom), 0)
         cache = {"metric": "kv-cache-utilization", "maxValue": min(usage, 1.0)}
         return {"conditions": [waiting, cache], "fallbackOnEmpty": True}
 
@@ -301,10 +300,12 @@ class ConcurrencyDetector:
 
     def as_filter(self) -> dict[str, Any]:
         """Return the parameters of the utilization-filter that keeps the pods below the limits."""
-        factor, mode = 1 + self.headroom, self.concurrency_mode
         limits = {"active-requests": self.max_concurrency, "active-tokens": self.max_token_concurrency}
-        counted = {"requests": ["active-requests"], "tokens": ["active-tokens"]}.get(mode, list(limits))
-        conditions = [{"metric": metric, "maxValue": _below(int(limits[metric] * factor))} for metric in counted]
+        counted = {"requests": ["active-requests"], "tokens": ["active-tokens"]}.get(
+            self.concurrency_mode, list(limits)
+        )
+        most = {metric: _below(int(_raised(limits[metric], self.headroom))) for metric in counted}
+        conditions = [{"metric": metric, "maxValue": value} for metric, value in most.items()]
         return {"conditions": conditions, "fallbackOnEmpty": self.fail_open}
 
 
@@ -329,6 +330,11 @@ class MaxSaturationDetector:
         for child in children:
             found |= child.saturation()
         return found | ({"detector": "highest"} if len(children) > 1 else {})
+
+
+def _raised(limit: float, headroom: float) -> float:
+    """Return the limit with a share above it."""
+    return min(limit * (1 + headroom), LARGEST)
 
 
 def _below(limit: float) -> int:

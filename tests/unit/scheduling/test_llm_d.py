@@ -236,6 +236,8 @@ def test_priorities_are_not_propagated_and_buckets_are_not_filled_and_remarks_sa
             {"active-requests": 99, "active-tokens": 999_999},
             False,
         ),
+        ("utilization-detector", {"headroom": 1e308}, {"waiting-queue": 2**63, "kv-cache-utilization": 1.0}, True),
+        ("concurrency-detector", {"headroom": 1e308}, {"active-requests": 2**63}, False),
     ],
 )
 def test_a_detector_in_a_profile_keeps_the_pods_below_its_limits(
