@@ -249,7 +249,8 @@ def _expand(value: Any, path: str, environ: Mapping[str, str], problems: list[Pr
     return value
 
 
-def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: list[Problem]) -> FromEnvironment:
+def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: list[Problem]) -> str:
+    """Return FromEnvironment for a text with variables or `$$`."""
     faults: list[str] = []
 
     def replace(match: re.Match[str]) -> str:
@@ -265,4 +266,6 @@ def _expand_text(text: str, path: str, environ: Mapping[str, str], problems: lis
         faults.append("has a ${ without a name and a } behind it; write $$ for a dollar sign")
     expanded = _VARIABLE.sub(replace, text)
     problems.extend(Problem(path, fault) for fault in faults)
-    return Unexpanded(expanded, faults[0]) if faults else FromEnvironment(expanded)
+    if faults:
+        return Unexpanded(expanded, faults[0])
+    return text if expanded == text else FromEnvironment(expanded)

@@ -13,7 +13,7 @@ from proxy.autoscale import settings as autoscale
 from proxy.config.load import named_files, texts
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, PodTls
 from proxy.core.errors import Problem
-from proxy.core.params import load, plain, suggestion
+from proxy.core.params import FromEnvironment, load, plain, suggestion
 from proxy.core.registry import Registry
 from proxy.disagg import settings as disagg
 from proxy.flowcontrol import settings as flowcontrol
@@ -35,7 +35,7 @@ def warnings(settings: Settings) -> Iterator[str]:
     yield from _of_addresses(settings)
     yield from _of_files(settings)
     for path, text in texts(settings.source):
-        if _UNBRACED.match(text):
+        if _UNBRACED.match(text) and not isinstance(text, FromEnvironment):
             yield f"{path}: is not expanded: an environment variable is written with braces, ${{NAME}}."
     yield from map(str, settings.remarks)
     pools = settings.all_pools
@@ -73,10 +73,11 @@ def _of_roles(settings: Settings) -> Iterator[str]:
         path = "pods" if name == DEFAULT_POOL else f"pools.{name}.pods"
         sources = {"dns": pool.pods.dns, "kubernetes": pool.pods.kubernetes}
         roles += [(f"{path}.{key}", source.role) for key, source in sources.items() if source is not None]
+    scaled = (role.name for pool in settings.autoscale.pools.values() for role in pool.roles)
+    known = tuple(dict.fromkeys((*disagg.ROLES, *scaled)))
     for path, role in roles:
-        if role and role not in disagg.ROLES:
-            known = ", ".join(disagg.ROLES)
-            yield f"{path}.role: {role!r} is not one of {known}{suggestion(role, disagg.ROLES)}"
+        if role and role not in known:
+            yield f"{path}.role: {role!r} is not one of {', '.join(known)}{suggestion(role, known)}"
 
 
 def _of_files(settings: Settings) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from proxy.config.load import from_text
 from proxy.config.warnings import unusable, warnings
 from proxy.disagg.settings import ROLES
 from proxy.plugins.filters.decode import DECODING
@@ -21,6 +22,11 @@ def test_an_environment_variable_without_braces_is_a_warning_that_does_not_repea
         f"{path}: is not expanded: an environment variable is written with braces, ${{NAME}}."
         for path in ("listen.host", "admin.apiKey")
     ]
+
+
+def test_a_dollar_that_is_written_twice_or_in_a_variable_is_no_warning() -> None:
+    text = "pods: {static: [{url: http://a:1}]}\nlisten: {host: $$HOST}\nadmin: {apiKey: '${KEY}'}\n"
+    assert list(warnings(from_text(text, Path("kvlane.yaml"), {"KEY": "$SECRET"}))) == []
 
 
 def test_files_required_for_the_start_are_checked(tmp_path: Path) -> None:
@@ -70,6 +76,16 @@ def test_an_unknown_role_of_a_pod_or_source_is_named() -> None:
     assert [warning for warning in warnings(settings) if ".role" in warning] == [
         f"pods.static[0].role: 'prefil' is not one of {known}; did you mean 'prefill'?",
         f"pools.own.pods.dns.role: 'large' is not one of {known}",
+    ]
+
+
+def test_a_role_that_the_autoscaler_scales_is_known() -> None:
+    pods = {"static": [{"url": "http://a:1", "role": "large"}, {"url": "http://b:1", "role": "larg"}]}
+    roles = [{"name": "large", "min": 1, "max": 1}]
+    settings = from_mapping({"pods": pods, "autoscale": {"pools": {"default": {"roles": roles}}}})
+    known = ", ".join((*ROLES, "large"))
+    assert [warning for warning in warnings(settings) if ".role" in warning] == [
+        f"pods.static[1].role: 'larg' is not one of {known}; did you mean 'large'?"
     ]
 
 
