@@ -130,9 +130,9 @@ class AuthSettings:
     def faults(self) -> Iterator[str]:
         """Yield a message for each setting that contradicts another one, starting with its key."""
         yield from key_faults(self.api_keys, self.limits)
-        others = [(f"tenants.{name}:", tenant.limits) for name, tenant in self.tenants.items()]
+        others = [(f"tenants.{name}.limits:", tenant.limits) for name, tenant in self.tenants.items()]
         if self.jwt is not None:
-            others.append(("jwt:", self.jwt.limits))
+            others.append(("jwt.limits:", self.jwt.limits))
         for who, limits in others:
             yield from _limit_faults(who, limits, self.limits)
         if (self.limits or self.tenants) and not self.asks:
@@ -142,17 +142,17 @@ class AuthSettings:
 def check_keys(keys: Sequence[ApiKey], limits: Iterable[str]) -> None:
     """Raise ValueError for two keys of one name, and for limits that do not exist."""
     for fault in key_faults(keys, limits):
-        raise ValueError(fault)
+        raise ValueError(fault.partition(": ")[2])  # the index is of keys from several files
 
 
 def key_faults(keys: Sequence[ApiKey], limits: Iterable[str]) -> Iterator[str]:
     """Yield a message for two keys of one name, and for limits that do not exist."""
     names: set[str] = set()
-    for key in keys:
+    for index, key in enumerate(keys):
         if key.name in names:
-            yield f"apiKeys: two are named '{key.name}'"
+            yield f"apiKeys[{index}].name: two are named '{key.name}'"
         names.add(key.name)
-        yield from _limit_faults(f"apiKeys: '{key.name}'", key.limits, limits)
+        yield from _limit_faults(f"apiKeys[{index}].limits: '{key.name}'", key.limits, limits)
 
 
 def _limit_faults(who: str, named: Limits | str | None, limits: Iterable[str]) -> Iterator[str]:

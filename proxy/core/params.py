@@ -257,7 +257,8 @@ def at_its_key(cls: type[Any], path: str, message: str) -> Problem:
     `profiles.decode: …`. Without a key it is a fault of the whole."""
     key, colon, rest = message.partition(": ")
     names = {yaml_key(field) for field in dataclasses.fields(cls)}
-    return Problem(join(path, key), rest) if colon and key.partition(".")[0] in names else Problem(path, message)
+    first = re.split(r"[.\[]", key, maxsplit=1)[0]
+    return Problem(join(path, key), rest) if colon and first in names else Problem(path, message)
 
 
 def read(

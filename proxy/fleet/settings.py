@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from proxy.core.endpoint import RANK_LABEL, SIZE_LABEL, Endpoint, PodTls
 from proxy.core.errors import ConfigError, Problem
-from proxy.core.params import Duration, check_path, param
+from proxy.core.params import Duration, check_path, join, param
 from proxy.fleet.dialects import DEFAULT_ENGINE, Engine
 from proxy.kubernetes.settings import ApiServer
 from proxy.telemetry.exposition import parse_spec
@@ -221,14 +221,16 @@ class PodSources:
 
 
 def duplicates(pods: Sequence[PodSettings], path: str = "") -> list[Problem]:
-    """Return a problem for every name and URL of an earlier pod."""
+    """Return a problem for every pod with the URL or the name of an earlier pod."""
     problems: list[Problem] = []
     first: dict[tuple[str, str], int] = {}
     for index, pod in enumerate(pods):
-        for key, value in (("name", pod.name), ("url", pod.url)):
+        for key, value in (("url", pod.url), ("name", pod.name)):
             other = first.setdefault((key, value), index)
             if other != index:
-                problems.append(Problem(f"{path}[{index}].{key}", f"'{value}' is taken by {path}[{other}]"))
+                earlier = f"{join('pods', path) if path else ''}[{other}]"
+                problems.append(Problem(f"{path}[{index}].{key}", f"'{value}' is taken by {earlier}"))
+                break
     return problems
 
 

@@ -179,10 +179,12 @@ class FlowControlSettings:
 
     def __post_init__(self) -> None:
         priorities = [band.priority for band in self.bands]
-        if len(set(priorities)) < len(priorities):
-            raise ValueError("bands: each priority may have one band")
-        if any(share <= 0 for share in self.shares.values()):
-            raise ValueError("shares: must be more than 0")
+        for index, priority in enumerate(priorities):
+            if (other := priorities.index(priority)) < index:
+                raise ValueError(f"bands[{index}].priority: {priority} has a band already, bands[{other}]")
+        for tenant, share in self.shares.items():
+            if share <= 0:
+                raise ValueError(f"shares.{tenant}: must be more than 0")
 
 
 def _part(most: int, workers: int) -> int:

@@ -334,5 +334,5 @@ class SecuritySettings(AuthSettings):
 
     def faults(self) -> Iterator[str]:
         yield from AuthSettings.faults(self)
-        for path in self.relay_paths:
-            yield from (f"relayPaths: {fault}" for fault in faults_of_extension(path))
+        for index, path in enumerate(self.relay_paths):
+            yield from (f"relayPaths[{index}]: {fault}" for fault in faults_of_extension(path))

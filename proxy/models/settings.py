@@ -91,9 +91,9 @@ class ModelSettings:
     def __post_init__(self) -> None:
         for alias, model in self.aliases.items():
             if model in self.aliases:
-                raise ValueError(f"aliases: '{alias}' stands for '{model}', which is an alias itself")
+                raise ValueError(f"aliases.{alias}: '{alias}' stands for '{model}', which is an alias itself")
         for model, others in self.fallbacks.items():
             if model in others:
-                raise ValueError(f"fallbacks: '{model}' is its own fallback")
+                raise ValueError(f"fallbacks.{model}: '{model}' is its own fallback")
             if model in self.aliases:
-                raise ValueError(f"fallbacks: '{model}' is an alias; write '{self.aliases[model]}'")
+                raise ValueError(f"fallbacks.{model}: '{model}' is an alias; write '{self.aliases[model]}'")

@@ -194,7 +194,7 @@ def test_named_limits_may_have_the_names_of_places_that_have_limits_of_their_own
     [
         ({"api_keys": (ApiKey("a", key="k"), ApiKey("a", key="l"))}, "two are named 'a'"),
         ({"api_keys": (ApiKey("a", key="k", limits="x"),)}, "'a' has the limits 'x'"),
-        ({"api_keys": (ApiKey("a", key="k"),), "tenants": {"t": Tenant("x")}}, "tenants.t: has the limits 'x'"),
+        ({"api_keys": (ApiKey("a", key="k"),), "tenants": {"t": Tenant("x")}}, "tenants.t.limits: has the limits 'x'"),
         ({"tenants": {"t": Tenant(None)}}, "limits apply to keys and tenants only"),
     ],
 )

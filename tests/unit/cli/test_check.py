@@ -87,7 +87,7 @@ def test_contradictions_of_a_section_are_all_named(tmp_path: Path) -> None:
         'security: {relayPaths: ["images"], apiKeys: [{name: a, key: k, limits: small}], tenants: {t: {limits: large}}}'
     )
     paths = [fault.partition(": ")[0] for fault in faults(checked(tmp_path, text))]
-    assert paths == ["security.apiKeys", "security.tenants.t", "security.relayPaths"]
+    assert paths == ["security.apiKeys[0].limits", "security.tenants.t.limits", "security.relayPaths[0]"]
 
 
 def test_warnings_are_printed_with_the_faults_of_files(tmp_path: Path) -> None:

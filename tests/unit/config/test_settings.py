@@ -83,7 +83,7 @@ def test_every_typo_of_a_file_is_reported_with_its_path_and_a_suggestion(files: 
     ]
     assert [fault for fault in expected if fault not in faults] == []
     assert any(fault.startswith("pods.refresh.interval: ") for fault in faults)
-    assert any(fault.startswith("security.relayPaths: 'sleep'") for fault in faults)
+    assert any(fault.startswith("security.relayPaths[0]: 'sleep'") for fault in faults)
 
 
 def test_typos_of_the_scheduling_section_are_all_reported_too(files: Files) -> None:
@@ -263,8 +263,8 @@ def test_a_key_in_the_place_of_its_entry_is_not_printed(files: Files) -> None:
 
 def test_all_paths_that_cannot_be_relayed_are_reported(files: Files) -> None:
     control, relative = files.faults("security: {relayPaths: [/metrics, /fine, x]}")
-    assert control.startswith("security.relayPaths: /metrics controls an engine")
-    assert relative.startswith("security.relayPaths: 'x' must start with /")
+    assert control.startswith("security.relayPaths[0]: /metrics controls an engine")
+    assert relative.startswith("security.relayPaths[2]: 'x' must start with /")
 
 
 def test_a_variable_that_is_not_a_number_is_refused_for_a_number(files: Files) -> None:
@@ -288,8 +288,8 @@ def test_a_scaling_policy_needs_an_existing_pool(files: Files) -> None:
 def test_two_pods_of_one_name_or_url_are_an_error(files: Files) -> None:
     text = "pods: {static: [{url: http://a:1, name: x}, {url: http://b:1, name: x}, {url: http://a:1/, name: y}]}"
     assert files.faults(text) == [
-        "pods.static[1].name: 'x' is taken by static[0]",
-        "pods.static[2].url: 'http://a:1' is taken by static[0]",
+        "pods.static[1].name: 'x' is taken by pods.static[0]",
+        "pods.static[2].url: 'http://a:1' is taken by pods.static[0]",
     ]
 
 
@@ -412,3 +412,18 @@ def test_overrides_have_precedence_and_keep_the_rest(files: Files) -> None:
 
 def test_enums_are_read_in_any_case() -> None:
     assert from_mapping({"telemetry": {"logLevel": "WARNING"}}).telemetry.log_level is LogLevel.WARNING
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("security: {apiKeys: [{name: a, key: k}, {name: a, key: l}]}", "security.apiKeys[1].name"),
+        ("models: {aliases: {a: b, b: c}}", "models.aliases.a"),
+        ("models: {fallbacks: {a: [a]}}", "models.fallbacks.a"),
+        ("flowControl: {bands: [{priority: 1}, {priority: 1}]}", "flowControl.bands[1].priority"),
+        ("flowControl: {shares: {a: 0}}", "flowControl.shares.a"),
+    ],
+)
+def test_a_contradiction_in_a_list_or_mapping_names_the_item(files: Files, text: str, path: str) -> None:
+    (fault,) = files.faults(text)
+    assert fault.startswith(f"{path}: ")

@@ -65,7 +65,7 @@ def test_the_list_may_be_under_the_key_pods() -> None:
         ("- {address: a}", "[0].port: is required"),
         ("- {address: a, port: x}", "[0].port: 'x' is not a port"),
         ("- {address: '', port: 1}", "[0].address: "),
-        ("- {url: 'http://a'}\n- {url: 'http://a'}", "[1].name: 'a:80' is taken by [0]"),
+        ("- {url: 'http://a'}\n- {url: 'http://a'}", "[1].url: 'http://a' is taken by [0]"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_faults(text: str, fault: str) -> None:

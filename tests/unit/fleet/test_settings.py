@@ -112,9 +112,8 @@ def test_indistinguishable_pods_are_refused() -> None:
         {"url": "http://c", "name": "x"},
     ]
     assert faults({"static": pods}) == [
-        "pods.static[1].name: 'a:80' is taken by static[0]",
-        "pods.static[1].url: 'http://a' is taken by static[0]",
-        "pods.static[3].name: 'x' is taken by static[2]",
+        "pods.static[1].url: 'http://a' is taken by pods.static[0]",
+        "pods.static[3].name: 'x' is taken by pods.static[2]",
     ]
 
 
