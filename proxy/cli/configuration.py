@@ -169,7 +169,8 @@ def _plugins(type_name: str | None) -> list[PluginReference]:
     if cls is None and type_name in SECTION_TYPES:
         return [section_reference(type_name)]
     if cls is None:
-        raise click.UsageError(f"there is no plugin type '{type_name}'{registry.suggest(type_name)}")
+        near = registry.suggest(type_name) or "; `kvlane plugins` lists all types"
+        raise click.UsageError(f"there is no plugin type '{type_name}'{near}")
     return [reference(cls)]
 
 

@@ -22,18 +22,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from proxy import yaml_source
-from proxy.cli.admin import fail, fetched, files, in_full, key_option, pods_in
+from proxy.cli.admin import DEFAULT_URL, fail, fetched, files, in_full, key_option, pods_in
 from proxy.cli.options import config_option
 from proxy.config.load import load
+from proxy.core.attempt import Ending
 from proxy.core.endpoint import DEFAULT_POOL
-from proxy.core.errors import ConfigError, cause
+from proxy.core.errors import ConfigError, Reason, cause
+from proxy.core.params import suggestion
 from proxy.core.ports import Clock, SystemClock
 from proxy.core.ports import Random as RandomPort
 from proxy.core.registry import Registry
 from proxy.scheduling import explain as explaining
+from proxy.scheduling.explained_decision import IN_FLIGHT
 
 MOST_PODS = 20
 """Largest number of rows in a table, unless all are requested."""
+
+OUTCOMES = tuple(dict.fromkeys((IN_FLIGHT, *(one.value for one in (*Ending, *Reason)))))
+"""Values of --outcome: how a request ended, or why it was refused."""
 
 Json = Mapping[str, Any]
 
@@ -211,6 +217,13 @@ def _plain(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
+def _outcome_of(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value and value not in OUTCOMES:
+        known = f"; there are {', '.join(OUTCOMES)}"
+        raise click.BadParameter(f"there is no outcome '{value}'{suggestion(value, OUTCOMES) or known}")
+    return value
+
+
 @click.command("explain")
 @click.argument("body", required=False, shell_complete=files)
 @click.option(
@@ -220,9 +233,7 @@ def _plain(value: Any) -> str:
     help="JSON or YAML file with scheduling, request and endpoints; - for standard input.",
 )
 @config_option
-@click.option(
-    "--url", callback=in_full, help="URL of the admin port of a running proxy, such as http://localhost:9190."
-)
+@click.option("--url", callback=in_full, help=f"URL of the proxy's admin port.  [default: {DEFAULT_URL}]")
 @key_option
 @click.option("--id", "name", help="Id of a decision, or x-request-id of a request.")
 @click.option("--last", is_flag=True, help="Show the latest matching decision in full.")
@@ -233,7 +244,11 @@ def _plain(value: Any) -> str:
 )
 @click.option("--pod", shell_complete=pods_in(), help="Only decisions for this pod.")
 @click.option("--tenant", help="Only decisions for requests of this tenant.")
-@click.option("--outcome", help="Only requests with this outcome: complete, upstream-failed, timed-out, in-flight, ...")
+@click.option(
+    "--outcome",
+    callback=_outcome_of,
+    help="Only requests with this outcome: complete, upstream-failed, timed-out, in-flight, ...",
+)
 @click.option(
     "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Largest number of decisions."
 )
@@ -248,11 +263,11 @@ def explain(source: str | None, config: Path | None, url: str | None, **rest: An
     """Explain why a pod was chosen for a request, or which one would be.
 
     \b
-    kvlane explain --url http://localhost:9190                     list the latest decisions
-    kvlane explain --url http://localhost:9190 --slow 2s --last    the latest with a first byte after more than 2 s
-    kvlane explain --url http://localhost:9190 --id REQUEST        one decision in full
-    kvlane explain --url http://localhost:9190 BODY.json           the pod that a request would go to; it is not sent
-    kvlane explain --state situation.yaml                          a decision about given pods, without a proxy
+    kvlane explain                            list the latest decisions
+    kvlane explain --slow 2s --last           the latest with a first byte after more than 2 s
+    kvlane explain --id REQUEST               one decision in full
+    kvlane explain BODY.json                  the pod that a request would go to; it is not sent
+    kvlane explain --state situation.yaml     a decision about given pods, without a proxy
 
     The first three need `telemetry: {decisions: {}}` in the proxy's configuration. BODY.json is the body of a request,
     or `{"request": ..., "path": ..., "headers": ..., "scheduling": ..., "weights": ...}`; - for standard input.
@@ -262,12 +277,12 @@ def explain(source: str | None, config: Path | None, url: str | None, **rest: An
 
     Exit code 0: success. 2: there is no such decision, the admin port does not respond, or a file cannot be used.
     """
-    if (source is None) == (url is None):
-        raise click.UsageError("Give either --url, for a running proxy, or --state, for a file.")
-    if url is None:
-        _offline(source or "", config, rest["pool"] or DEFAULT_POOL)
+    if source is not None:
+        if url is not None:
+            raise click.UsageError("Give either --url, for a running proxy, or --state, for a file.")
+        _offline(source, config, rest["pool"] or DEFAULT_POOL)
         return
-    found = _response(url, rest)
+    found = _response(url or DEFAULT_URL, rest)
     if rest["as_json"]:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     elif "decisions" in found:
@@ -293,12 +308,21 @@ def _response(url: str, options: Mapping[str, Any]) -> Any:
         filters = {key: options[key] for key in ("slow", "pod", "tenant", "outcome", "pool") if options[key]}
         limit = "1" if options["last"] else str(options["limit"])
         found = fetch("/debug/decisions", query={**filters, "limit": limit})
+        if options["pod"] and not found.get("decisions", True):
+            _check_pod(options["pod"], [pod["name"] for pod in fetch("/admin/pods")["pods"]])
         if not options["last"] or not found["on"]:
             return found
         if not found["decisions"]:
             fail("No decision that is kept matches.")
         name = found["decisions"][0]["id"]
     return fetch(f"/debug/decisions/{quote(name, safe='')}")
+
+
+def _check_pod(name: str, pods: Sequence[str]) -> None:
+    """End the command if there is no such pod."""
+    if name not in pods:
+        some = f"; there are {', '.join(pods[:MOST_PODS])}{', …' if len(pods) > MOST_PODS else ''}" if pods else ""
+        fail(f"There is no pod '{name}'{suggestion(name, pods) or some}.")
 
 
 def _weight(written: str) -> tuple[str, float]:

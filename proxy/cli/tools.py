@@ -25,7 +25,7 @@ from proxy.core.ports import SystemClock
 from proxy.fleet.settings import PodSettings
 from proxy.telemetry.logs import visible
 from proxy.tools.endpoint_picker import endpoint_picker
-from proxy.tools.findings import Finding, Level, of_fleet, of_pod, recommended
+from proxy.tools.findings import IS_KVLANE, Finding, Level, of_fleet, of_pod, recommended
 from proxy.tools.imported import Imported, InvalidDocument
 from proxy.tools.litellm import litellm
 from proxy.tools.probe import EVENTS_PORT, IDLE, ProbeOptions, probe_pods
@@ -88,7 +88,8 @@ def doctor(urls: list[str], api_key: str, no_requests: bool, events_port: int, t
         if configuration["pods"]["static"]:
             for pod in pods:
                 if pod.unreachable:
-                    click.echo(f"# left out, because it did not respond: {pod.url}")
+                    why = "is a kvlane" if pod.unreachable == IS_KVLANE else "did not respond"
+                    click.echo(f"# left out, because it {why}: {pod.url}")
             click.echo(yaml.safe_dump(configuration, sort_keys=False, width=120), nl=False)
             click.echo(DECISIONS_HINT)
     if any(finding.is_bad for finding in found):

@@ -160,7 +160,9 @@ class Paths:
         near = next((one for one in ("/v1" + path, path.removeprefix("/v1")) if one in self._routes), None)
         if near is None and len(path) <= _LONGEST_TYPO:
             near = next(iter(difflib.get_close_matches(path, self._routes, 1, cutoff=0.85)), None)
-        return f"Did you mean {near}?" if near else "Only inference paths are served here."
+        if near is None and path.rstrip("/") in CONTROL:
+            return "It controls a pod; only inference paths are served here."
+        return f"Did you mean {near}?" if near else "It is not relayed to pods unless security.relayPaths names it."
 
 
 def faults_of_extension(path: str) -> Iterator[str]:

@@ -23,6 +23,9 @@ from proxy.scheduling.build import Scheduling
 PLAIN_BYTES, BYTES_PER_POD, BYTES_PER_SCORE = 4096, 320, 8
 """Approximate memory of an entry: its own, for each candidate, and for each number of a table."""
 
+IN_FLIGHT = "in-flight"
+"""Outcome of a request that has not ended."""
+
 
 class EndedAttempt(NamedTuple):
     """The fields of an attempt that an entry keeps; the attempt itself has the body of its request."""
@@ -105,7 +108,7 @@ class DecisionEntry:
 
     @property
     def outcome(self) -> str:
-        return "in-flight" if self.ended_as is None else self.ended_as.value
+        return IN_FLIGHT if self.ended_as is None else self.ended_as.value
 
     @property
     def prompt_pod(self) -> Endpoint | None:

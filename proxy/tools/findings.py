@@ -17,6 +17,8 @@ from proxy.tools import presets
 
 METRICS_PATH = "/metrics"
 
+IS_KVLANE = "this is a kvlane, not a pod"
+
 SKEW = 2.0
 """Tolerated difference of clocks in seconds; the resolution of the Date header is one."""
 SLOW_TOKENIZE = 0.05
@@ -53,6 +55,8 @@ Results = Iterator[tuple[Level, str, str]]
 
 
 def of_pod(seen: PodReport) -> list[Finding]:
+    if seen.unreachable == IS_KVLANE:
+        return [Finding(seen.url, "reachable", FAULT, IS_KVLANE, "give the URLs of its pods: `kvlane top` lists them")]
     if seen.unreachable:
         fix = "start the engine, or mend the URL, the port and what is between this machine and the pod"
         return [Finding(seen.url, "reachable", FAULT, seen.unreachable, fix)]

@@ -27,6 +27,7 @@ from proxy.http.upstream.pool import IDLE_LIMIT
 from proxy.telemetry.exposition import SampleReader, ScrapeError
 from proxy.tools.findings import (
     CACHE,
+    IS_KVLANE,
     METRICS_PATH,
     Caching,
     Events,
@@ -43,6 +44,8 @@ METRICS_PATHS = (METRICS_PATH, "/prometheus/metrics")
 
 EVENTS_PORT = 5557
 IDLE = IDLE_LIMIT + 2
+REASON = "x-kvlane-reason"
+"""Header of kvlane's errors. kvlane removes it from responses of pods."""
 DATE_RESOLUTION = 0.5
 """Mean error of a Date header, in seconds."""
 
@@ -72,6 +75,9 @@ async def _probe(pod: PodClient, manner: ProbeOptions, random: Random) -> PodRep
         health = await pod.fetch("/health")
     except outbound.FAILURES as error:
         return PodReport(pod.url, unreachable=cause(error))
+    metrics = await _or_none(pod.fetch(METRICS_PATH))  # a path that one of kvlane's two ports does not have
+    if any(REASON in reply.headers for reply in (health, metrics) if reply is not None):
+        return PodReport(pod.url, unreachable=IS_KVLANE)
     report = PodReport(pod.url, health=health.status, skew=_skew(health, pod.clock))
     idle = idle_seconds(pod.url, manner.idle, pod.clock)
     _, report.keep_alive = await asyncio.gather(_observe(pod, report, manner, random), idle)

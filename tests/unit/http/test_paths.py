@@ -106,8 +106,14 @@ def test_a_target_is_split_as_it_was_sent() -> None:
         ("/v1/v1/chat/completions", "Did you mean /v1/chat/completions?"),
         ("/v1/embedding", "Did you mean /v1/embeddings?"),
         ("/metrics", "It is on the admin port; only inference paths are served here."),
-        ("/v1/files", "Only inference paths are served here."),
-        ("/v1/chat/completions/" + "x" * 65536, "Only inference paths are served here."),
+        ("/sleep", "It controls a pod; only inference paths are served here."),
+        ("/v1/files", "It is not relayed to pods unless security.relayPaths names it."),
+        ("/v1/images/generations", "It is not relayed to pods unless security.relayPaths names it."),
+        ("/v1/moderations", "It is not relayed to pods unless security.relayPaths names it."),
+        (
+            "/v1/chat/completions/" + "x" * 65536,
+            "It is not relayed to pods unless security.relayPaths names it.",
+        ),
     ],
 )
 def test_an_unknown_path_gets_the_path_that_was_probably_meant(path: str, advice: str) -> None:

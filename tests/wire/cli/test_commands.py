@@ -294,3 +294,8 @@ def test_a_key_and_its_hash_belong_together() -> None:
     key, hashed = (line.split()[1] for line in run("key").output.splitlines())
     assert hashed == "sha256:" + hashlib.sha256(key.encode()).hexdigest()
     assert run("key").output.split()[1] != key
+
+
+def test_an_unknown_plugin_type_gets_a_suggestion_or_the_command_that_lists_all() -> None:
+    assert "there is no plugin type 'queue-scorr'; did you mean 'queue-scorer'?" in run("plugins", "queue-scorr").stderr
+    assert "there is no plugin type 'queue'; `kvlane plugins` lists all types" in run("plugins", "queue").stderr

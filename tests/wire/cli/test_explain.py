@@ -108,3 +108,22 @@ async def test_the_key_comes_from_the_environment() -> None:
 )
 async def test_invalid_options_are_refused(arguments: tuple[str, ...]) -> None:
     assert (await run(None, *arguments)).exit_code == 2
+
+
+async def test_a_pod_or_an_outcome_that_does_not_exist_is_an_error_that_names_the_others() -> None:
+    async with stack(2, settings=ON) as s:
+        await ask(s, "first")
+        pod = await run(s, "--pod", "foo")
+        assert (pod.exit_code, pod.stderr) == (2, "There is no pod 'foo'; there are pod-0, pod-1.\n")
+        outcome = await run(s, "--outcome", "foo")
+        assert outcome.exit_code == 2
+        assert "there is no outcome 'foo'; there are in-flight, complete, client-gone, " in outcome.stderr
+        idle = await run(s, "--pod", "pod-0", "--outcome", "timed-out")
+        assert idle.exit_code == 0, "there is such a pod, without such a request"
+
+
+async def test_the_default_url_is_that_of_the_other_commands() -> None:
+    result = await run(None, "--last", "--key", "k")
+    assert "Give either" not in result.stderr
+    both = await run(None, "--url", "localhost:1", "--state", "-")
+    assert "Give either --url, for a running proxy, or --state, for a file." in both.stderr

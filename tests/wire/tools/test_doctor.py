@@ -34,6 +34,7 @@ from proxy.tools.findings import (
 )
 from proxy.tools.probe import idle_seconds, probe_pods, read_exposition
 from tests.helpers.ports import free_port
+from tests.helpers.scenarios.stack import stack
 from tests.helpers.tools.pods import MANNER, FakePod, bad, of, seen, serving
 from tests.helpers.waiting import PATIENCE
 
@@ -363,3 +364,12 @@ async def until_end(reader: asyncio.StreamReader) -> None:
     with suppress(OSError):
         while await reader.read(4096):
             pass
+
+
+async def test_kvlane_itself_is_not_examined_as_a_pod() -> None:
+    async with stack(1) as s:
+        found = await probe_pods([s.url, s.admin], MANNER, SystemClock(), Random(1))
+    for one in found:
+        (finding,) = of_pod(one)
+        assert (finding.level, finding.text) == (Level.FAULT, "this is a kvlane, not a pod")
+    assert recommended(found)["pods"]["static"] == []
