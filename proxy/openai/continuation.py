@@ -94,7 +94,7 @@ def with_token_counts(path: str, body: bytes) -> ContinuableRequest | None:
     if "stream_options" not in fields:
         changed = at_the_end(body, COUNTING)
     else:
-        changed = _json_of(fields | {"stream_options": {**options, **_COUNTED}})
+        changed = _json_of(with_long_integers(fields, body) | {"stream_options": {**options, **_COUNTED}})
     return ContinuableRequest(body) if changed is None else ContinuableRequest(changed, True, usage_added)
 
 
@@ -204,6 +204,7 @@ def rest(path: str, body: bytes, partial: PartialResponse) -> bytes | None:
     fields = _fields(body)
     if not partial.is_plain or fields is None or not _can_go_on(path, fields):
         return None
+    fields = with_long_integers(fields, body)
     fields.pop("kv_transfer_params", None)  # what they name is gone by now
     if partial.shown:
         if path == CHAT:
@@ -275,7 +276,7 @@ def _fields(body: bytes) -> Fields | None:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return with_long_integers(fields, body) if isinstance(fields, dict) else None
+    return fields if isinstance(fields, dict) else None
 
 
 def _json_of(fields: Fields) -> bytes | None:
