@@ -18,6 +18,7 @@ from proxy.core.errors import (
     NoEndpoints,
     RequestError,
     UnknownModel,
+    UnknownResponse,
     UpstreamFailed,
 )
 from proxy.core.ports import ClientRequest, Clock, Relay, Resolver, allows
@@ -44,6 +45,9 @@ from proxy.reliability.failover import Failover
 if TYPE_CHECKING:
     from proxy.disagg.transfer import SplitRequest
     from proxy.reliability.hedging import Hedge, Hedging
+
+PUBLISHED_WITHIN = 0.1
+"""Seconds until a response that another worker or proxy has relayed is known here. Its client may be faster."""
 
 WEBSOCKET = (
     "This key may not use every model of the pods that serve this one, and a WebSocket reaches all of them. "
@@ -87,8 +91,12 @@ class Gateway:
         pinned = response_id(client_request.path)
         if pinned:
             parsed = Parsed("", client_request.body, previous_response_id=pinned)
-            request, pool = request_of(client_request, parsed, "", self.request_timeout), self.pools.holding(pinned)
-            await self._serve_in_pool(pool, request, parsed, relay, produces=False)
+            request = request_of(client_request, parsed, "", self.request_timeout)
+            try:
+                await self._serve_in_pool(self.pools.holding(pinned), request, parsed, relay, produces=False)
+            except UnknownResponse:
+                await asyncio.sleep(PUBLISHED_WITHIN)
+                await self._serve_in_pool(self.pools.holding(pinned), request, parsed, relay, produces=False)
             return
         if len(client_request.body) <= SMALL and client_request.upload is None:
             parsed = parse_here(client_request)  # the usual body, without the checks below
@@ -116,6 +124,8 @@ class Gateway:
                 else:
                     await self._send(request, parsed, relay)
                 return
+            except UnknownResponse:
+                await asyncio.sleep(PUBLISHED_WITHIN)
             except (UnknownModel, NoEndpoints):
                 if parsed.previous_response_id or not await self._is_served_after_reread(request):
                     raise

@@ -458,6 +458,22 @@ async def test_a_request_about_a_stored_response_goes_to_its_pod_at_once() -> No
         assert not dispatched.request.state  # No producer was asked.
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/responses/resp_1", b""),
+        ("POST", "/v1/responses", b'{"model":"m","input":"Go on","previous_response_id":"resp_1"}'),
+    ],
+)
+async def test_a_response_that_another_process_has_just_relayed_is_found(method: str, path: str, body: bytes) -> None:
+    world = World()
+    holder = world.fleet.endpoints[-1]
+    asyncio.get_running_loop().call_later(0.02, world.bindings.bind, "resp_1", holder)
+    (attempt,) = await world.serve(good, client_request=FakeClientRequest(path=path, method=method, body=body))
+    assert attempt.endpoint is holder
+    world.assert_that_nothing_is_left()
+
+
 async def test_a_response_of_a_removed_pod_is_not_requested() -> None:
     world = World()
     await world.serve(world.removed_meanwhile)
