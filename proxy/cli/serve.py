@@ -29,6 +29,7 @@ from proxy.core.files import WatchedFiles, raise_open_files_limit, warn_of_few_f
 from proxy.core.tasks import Tasks
 from proxy.fleet.settings import bracketed
 from proxy.http.upstream.pool import is_address
+from proxy.reliability.settings import Drain
 from proxy.settings import Settings
 from proxy.telemetry import logs
 from proxy.telemetry.lines import flush_standard_error, guard_standard_error
@@ -167,7 +168,8 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
                 f"{scheme}://{bracketed(settings.admin.host)}:{proxy.admin_port}/dashboard",
                 f", for gateways on {settings.extproc.host}:{gateways}" if gateways is not None else "",
             )
-            await signals.stop(proxy.wait_for_balancers)
+            await signals.stop(proxy.wait_for_balancers, lambda: proxy.configurations.settings.reliability.drain)
+        log.info("stopped")
     except OSError as error:
         raise _cannot_start(error, settings) from None
 
@@ -217,11 +219,17 @@ class _Signals:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.again.set)
         self.on_halt(lambda: log.warning("ignored SIGUSR1: it pauses autoscaling, and no pool has a scaling policy"))
 
-    async def stop(self, wait_for_balancers: Callable[[], Awaitable[None]]) -> None:
+    async def stop(self, wait_for_balancers: Callable[[], Awaitable[None]], drain: Callable[[], Drain]) -> None:
         """Wait for the signal to stop, then for `wait_for_balancers`, unless a user at a terminal stops: then no load
         balancer has to notice."""
         await self._signalled.wait()
-        log.info("stopping; running requests may finish")
+        log.info(
+            "stopping: %sthe running requests (now %d) have up to %g s to end (reliability.drain.grace); "
+            "a second signal ends them",
+            "" if self._by_person else f"new requests are served for {drain().settle:g} s, then ",
+            self.in_flight(),
+            drain().grace,
+        )
         if not self._by_person:
             await wait_for_balancers()
 

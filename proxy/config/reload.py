@@ -147,6 +147,11 @@ class Configurations:
         }
 
     @property
+    def settings(self) -> Settings:
+        """The settings in effect."""
+        return self._now.settings
+
+    @property
     def of_deployment(self) -> str:
         return self._now.of_deployment
 

@@ -79,6 +79,20 @@ async def test_the_curl_lines_of_the_admin_port_work_in_their_order() -> None:
             assert status < 400, f"{shlex.join(words)}: {status}"
 
 
+def test_the_pods_that_the_readme_drains_and_removes_are_added_there_by_these_names() -> None:
+    page = (ROOT / "README.md").read_text()
+    added = set(re.findall(r'"name": "([^"]+)"', page))
+    used = set(re.findall(r"/admin/pods/([^/ ]+)|kvlane drain (\S+)", page))
+    assert {name or other for name, other in used} <= added
+
+
+@pytest.mark.parametrize("name", ["queue-scorer", "prefix-cache-scorer"])
+def test_the_scorers_of_the_example_with_weights_are_in_the_configuration_that_the_page_names(name: str) -> None:
+    page = (ROOT / "docs" / "explain.md").read_text()
+    assert f"--weight {name}=" in page
+    assert f"pluginRef: {name}" in (ROOT / "config" / "prefix-aware.yaml").read_text()
+
+
 @pytest.mark.parametrize("block", OPENAI, ids=str)
 async def test_the_official_client_works_as_shown(block: Block) -> None:
     async with stack(2) as s:
