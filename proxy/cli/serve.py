@@ -225,10 +225,11 @@ class _Signals:
         await self._signalled.wait()
         log.info(
             "stopping: %sthe running requests (now %d) have up to %g s to end (reliability.drain.grace); "
-            "a second signal ends them",
+            "a second %s ends them",
             "" if self._by_person else f"new requests are served for {drain().settle:g} s, then ",
             self.in_flight(),
             drain().grace,
+            next(iter(self._seen)).name,
         )
         if not self._by_person:
             await wait_for_balancers()

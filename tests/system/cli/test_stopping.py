@@ -106,7 +106,7 @@ def test_a_running_stream_is_finished_before_the_end(pod: str, tmp_path: Path, w
             it.until_health_is(0)
             assert reply.read().endswith(b"data: [DONE]\n\n")
         assert it.process.ended() == 0
-        assert "have up to 20 s to end (reliability.drain.grace); a second signal ends them" in it.process.errors
+        assert "have up to 20 s to end (reliability.drain.grace); a second SIGTERM ends them" in it.process.errors
         assert workers > 1 or "running requests (now 1)" in it.process.errors
         assert "kvlane: stopped\n" in it.process.errors
         assert "Traceback" not in it.process.errors
