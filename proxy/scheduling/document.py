@@ -273,7 +273,8 @@ class _Reader:
             given = {"saturationDetector": older, **given} if older else given
         section = self._load(FlowControlSection, given, FLOW_CONTROL)
         flow = {name: each for name, each in named.items() if each[0] in FLOW_TYPES}
-        if section is None or any(parameters is None for _, parameters in flow.values()):
+        wanted = {name for name, kind in self._names.items() if kind in FLOW_TYPES}
+        if section is None or wanted - {name for name, (_, parameters) in flow.items() if parameters is not None}:
             return {}
         refs = [(path, name, role) for path, name, role in section.refs() if name]
         are_right = [self._check_role(name, f"{FLOW_CONTROL}.{path}", role) for path, name, role in refs]

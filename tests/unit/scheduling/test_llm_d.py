@@ -299,6 +299,21 @@ def test_the_higher_of_two_detectors_is_no_filter() -> None:
         )
 
 
+@pytest.mark.parametrize("broken", ["least", "queue"])
+def test_a_reference_of_flow_control_to_a_plugin_with_a_fault_is_no_second_fault(broken: str) -> None:
+    plugins: list[dict[str, Any]] = [
+        {"name": "least", "type": "program-aware-fairness"},
+        {"name": "max", "type": "max-saturation-detector", "parameters": {"detectors": ["load", "queue"]}},
+        QUEUE,
+        LOAD,
+    ]
+    flow = {"saturationDetector": {"pluginRef": "max"}, "defaultPriorityBand": {"fairnessPolicyRef": "least"}}
+    given = [{**one, "parameters": 1} if one["name"] == broken else one for one in plugins]
+    with pytest.raises(ConfigError) as caught:
+        document(*given, featureGates=["flowControl"], flowControl=flow)
+    assert [problem.path for problem in caught.value.problems] == [f"scheduling.plugins.{broken}.parameters"]
+
+
 def test_parameters_of_later_releases_without_effect_are_accepted() -> None:
     made = document(
         {"type": "token-producer", "parameters": {"modelName": "m", "vllm": {"http": "http://127.0.0.1:2"}}},
