@@ -84,7 +84,7 @@ def reweighed(document: Document, made: Scheduling, weights: Mapping[str, float]
     scorers = sorted({name for of_profile in made.shares().values() for name in of_profile})
     for name in weights:
         if name not in scorers:
-            advice = suggestion(name, scorers) or "."
+            advice = f"{suggestion(name, scorers) or '.'} The configuration has {', '.join(scorers)}."
             raise BadRequest(f"No profile has the scorer '{name}'{advice}", param=f"weights.{name}")
     written = {entry.label for entry in document.plugins}
     injected = [PluginEntry(one.type, one.name) for one in made.effective.plugins if one.name not in written]

@@ -393,8 +393,9 @@ def _collect(entries: Any, kind: Any, finish: Callable[[list[tuple[Any, Any]]], 
 def _choose(choices: dict[str, Any], value: Any, path: str) -> Any:
     chosen = choices.get(str(value).lower())
     if chosen is None:
-        names = ", ".join(choices)
-        raise Invalid(Problem(path, f"must be one of {names}, not {value!r}{suggestion(str(value), list(choices))}"))
+        names = [str(plain(choice)) for choice in choices.values()]
+        near = suggestion(str(value), names)
+        raise Invalid(Problem(path, f"must be one of {', '.join(names)}, not {value!r}{near}"))
     return chosen
 
 

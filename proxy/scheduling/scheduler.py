@@ -77,7 +77,8 @@ class Scheduler:
         """Return the decision of this one profile, which may be a shadow. Raise RequestError."""
         profiles = {**self._profiles, **{shadow.name: shadow for shadow in self._shadows}}
         if profile not in profiles:
-            raise BadRequest(f"There is no profile '{profile}'{suggestion(profile, list(profiles))}.", param="profile")
+            known = suggestion(profile, list(profiles)) or f"; there are {', '.join(profiles)}."
+            raise BadRequest(f"There is no profile '{profile}'{known}", param="profile")
         return Decision.from_result(profiles[profile].run(request, endpoints, record))
 
     def _only_profile(self) -> Profile | None:

@@ -59,7 +59,9 @@ async def test_decisions_of_all_workers_are_listed_and_one_worker_explains_a_req
         assert (status, table["pod"] in ("pod-0", "pod-1")) == (200, True)
         status, body = await imagine(it, {"request": question("Hello!"), "weights": {"latency": 2}})
         assert status == 400
-        assert body["error"]["message"] == "No profile has the scorer 'latency'; did you mean 'latency-scorer'?"
+        assert body["error"]["message"] == (
+            "No profile has the scorer 'latency'; did you mean 'latency-scorer'? The configuration has latency-scorer."
+        )
 
 
 @pytest.mark.parametrize("workers", [2])

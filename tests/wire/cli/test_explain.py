@@ -70,6 +70,9 @@ async def test_other_weights_show_the_resulting_pod(tmp_path: Path) -> None:
         wrong = await run(s, str(file), "--weight", "latency=3")
         assert wrong.exit_code == 2
         assert "did you mean 'latency-scorer'" in wrong.stderr
+        assert "The configuration has latency-scorer." in wrong.stderr
+        alone = await run(s, str(file), "--profile", "candidate")
+        assert (alone.exit_code, alone.stderr) == (2, "There is no profile 'candidate'; there are default.\n")
 
 
 async def test_an_impossible_query_is_exit_code_2_with_the_reason() -> None:
