@@ -291,8 +291,10 @@ def _plugins(draft: Document, *types: str) -> list[Document]:
 
 def _parameters(entry: Document) -> Document:
     """Return the parameters of an entry for modification, new ones if it has none; {} if they are not a mapping."""
-    given = entry.get("parameters")
-    return given if isinstance(given, dict) else entry.setdefault("parameters", {}) if given is None else {}
+    if entry.get("parameters") is None:
+        entry["parameters"] = {}
+    given = entry["parameters"]
+    return given if isinstance(given, dict) else {}
 
 
 def _declare(draft: Document, name: str, type_name: str, parameters: Document) -> None:

@@ -150,10 +150,11 @@ def test_a_threshold_of_the_handler_of_splits_is_its_decider() -> None:
     assert parameters(made, "pd-profile-handler") == {"deciderPluginName": "always-disagg-pd-decider"}
 
 
-def test_a_handler_of_splits_without_a_threshold_split_every_request() -> None:
+@pytest.mark.parametrize("empty", [{}, {"parameters": None}, {"parameters": {}}])
+def test_a_handler_of_splits_without_a_threshold_split_every_request(empty: dict[str, Any]) -> None:
     stages = [{"name": name, "plugins": refs(f"{name}-filter")} for name in ("prefill", "decode")]
     filters = ({"type": "prefill-filter"}, {"type": "decode-filter"})
-    made = document({"type": "pd-profile-handler"}, *filters, schedulingProfiles=stages)
+    made = document({"type": "pd-profile-handler", **empty}, *filters, schedulingProfiles=stages)
     assert parameters(made, "pd-profile-handler") == {"deciderPluginName": "always-disagg-pd-decider"}
     decider = {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": 9}}
     made = document({"type": "pd-profile-handler"}, decider, *filters, schedulingProfiles=stages)
