@@ -58,6 +58,9 @@ STREAMS_RECENT = 10.0
 """Seconds after an observed first token in which nothing is learned from responses that are not streamed, which show
 less."""
 
+SHORTEST_DIVIDED = 0.5
+"""Shortest duration in seconds of a response that is not streamed which is divided between prompts and tokens."""
+
 Terms = tuple[float, float, float]
 """Seconds per prompt, per uncached token, and per pair of tokens, where every pair counts twice."""
 NO_TERMS: Terms = (0.0, 0.0, 0.0)
@@ -513,13 +516,19 @@ class PodModel:
             self._learn_pace(work, work.first_token_at, work.first_token_at, tokens, now)
         elif usage is not None and not work.shows:
             fleet.observe_sizes(work.tokens, tokens)
-            self._learn_whole(work, tokens, now)
+            self._learn_whole(work, expected, tokens, now)
 
-    def _learn_whole(self, work: Work, tokens: int, now: float) -> None:
+    def _learn_whole(self, work: Work, expected: float, tokens: int, now: float) -> None:
         """Learn from the duration of a response that was not streamed: the pod computed prompts in it, this one and
-        others, and tokens of the response. The coefficients of the fleet divide the time between them."""
+        others, and tokens of the response. The coefficients of the fleet divide the time between them. A short
+        duration shows only the pod's speed."""
         rates, whole = self.rates, now - work.attempt.started_at
-        if whole <= 0.0 or tokens < 1 or now - self._step_at < STREAMS_RECENT:
+        if whole < SHORTEST_DIVIDED:
+            predicted = expected / rates.slowness + max(0, tokens - 1) * (self.step + rates.per_running)
+            rates.observe_slowness(predicted, whole)
+            self._invalidate()
+            return
+        if tokens < 1 or now - self._step_at < STREAMS_RECENT:
             return
         self._count_running(now)
         running = (self._running_sum - work.running) / whole
