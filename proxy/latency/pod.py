@@ -179,10 +179,10 @@ class PodModel:
     _running_sum: float = 0.0
     """Integral of the running requests over time."""
     _prefilled: float = 0.0
+    """Sum of the seconds of prefill."""
     _computed_tokens: float = 0.0
     _computed_pairs: float = 0.0
     """Sums over all prompts that have left the queue."""
-    """Sum of the seconds of prefill."""
     _group: _Group | None = None
     """The next observation."""
     _step_at: float = -inf
