@@ -28,7 +28,7 @@ from proxy.core.request import InferenceRequest
 from proxy.fleet.store import Pods
 from proxy.flowcontrol import TICKET
 from proxy.flowcontrol.capacity import REQUESTS, TOKENS, Capacity, SharedCaps
-from proxy.flowcontrol.queue import Band, Queue, QueueEntry, tokens_of, ttft_objective
+from proxy.flowcontrol.queue import Queue, QueueEntry, tokens_of, ttft_objective
 from proxy.flowcontrol.settings import FlowControlSettings, ShedByLoad
 from proxy.latency.forecast import LATENCY, objectives
 from proxy.telemetry.metrics import Catalogue
@@ -235,10 +235,12 @@ class FlowControl(Admission):
     def _passes(self, entry: QueueEntry) -> bool:
         """Return whether the request need not wait. A small prompt does not overtake large prompts that wait."""
         model, least = entry.request.model, entry.band.priority
-        before = [band for band in self.queue.bands if band.length and band.priority >= least]
-        if any(model in band.models for band in before):
-            return False
-        if self._settings.max_tokens is not None and self._blocks_all_models(before):
+        for band in self.queue.bands:
+            if band.priority < least:
+                break
+            if model in band.models:
+                return False
+        if self._settings.max_tokens is not None and self._blocks_all_models(least):
             return False
         if self.shared_caps is not None and (
             self.shared_caps.go_first(entry.band.priority, self._now(), *self._in_flight()) or not self._in_part(entry)
@@ -246,10 +248,13 @@ class FlowControl(Admission):
             return False
         return self.capacity.in_all(entry) and self.capacity.on_a_pod(entry)
 
-    def _blocks_all_models(self, bands: Sequence[Band]) -> bool:
-        """Return whether a request of these bands waits for capacity of all pods together, or may be admitted now."""
+    def _blocks_all_models(self, least: int) -> bool:
+        """Return whether a request of at least this priority waits for capacity of all pods together, or may be
+        admitted now."""
         full: set[str] = set()
-        for band in bands:
+        for band in self.queue.bands:
+            if band.priority < least:
+                break
             while (entry := band.due(full)) is not None:
                 if not self.capacity.in_all(entry) or (self.capacity.on_a_pod(entry) and self._in_part(entry)):
                     return True
