@@ -521,14 +521,14 @@ class PodModel:
     def _learn_whole(self, work: Work, expected: float, tokens: int, now: float) -> None:
         """Learn from the duration of a response that was not streamed: the pod computed prompts in it, this one and
         others, and tokens of the response. The coefficients of the fleet divide the time between them. A short
-        duration shows only the pod's speed."""
+        duration, and one of a response without tokens, such as embeddings, show only the pod's speed."""
         rates, whole = self.rates, now - work.attempt.started_at
-        if whole < SHORTEST_DIVIDED:
+        if tokens < 1 or whole < SHORTEST_DIVIDED:
             predicted = expected / rates.slowness + max(0, tokens - 1) * (self.step + rates.per_running)
             rates.observe_slowness(predicted, whole)
             self._invalidate()
             return
-        if tokens < 1 or now - self._step_at < STREAMS_RECENT:
+        if now - self._step_at < STREAMS_RECENT:
             return
         self._count_running(now)
         running = (self._running_sum - work.running) / whole

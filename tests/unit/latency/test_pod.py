@@ -165,6 +165,16 @@ def test_complete_responses_show_the_time_of_prompts_and_of_tokens() -> None:
     assert pod.tpot() == pytest.approx(0.006, rel=0.15)
 
 
+def test_a_slow_pod_is_detected_by_embeddings() -> None:
+    fleet = FleetModel()
+    slow, quick = Pod(fleet, per_token=300e-6), Pod(fleet)
+    for _ in range(60):
+        for pod in (slow, quick):
+            complete(pod, 2000, 0, pace=0.0)
+    assert slow.ttft(4000, slow.now) == pytest.approx(1.22, rel=0.1)
+    assert quick.ttft(4000, quick.now) == pytest.approx(0.42, rel=0.1)
+
+
 def test_complete_responses_teach_nothing_soon_after_streams() -> None:
     pod = Pod()
     pod.work(60)
