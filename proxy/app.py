@@ -256,6 +256,11 @@ class App:
         return self.serving.schedulings
 
     @property
+    def in_flight(self) -> int:
+        """The number of requests in flight at this process."""
+        return self.ledger.in_flight
+
+    @property
     def index_bytes(self) -> int:
         """Return an upper bound of the memory of the prefix indexes, in bytes."""
         return sum(index.bytes for index in self._indexes()) + sum(index.bytes for index in self._exact_indexes())

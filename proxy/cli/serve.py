@@ -149,13 +149,13 @@ async def _serve(settings: Settings, source: ConfigReader, watched: Configuratio
     try:
         if workers == 1:
             proxy: App | Supervisor = (app := app_of(settings, source))
-            idle = Collector(lambda: not app.ledger.in_flight, lambda: resident() - app.index_bytes)
+            idle = Collector(lambda: not app.in_flight, lambda: resident() - app.index_bytes)
         else:
             from proxy.cluster.supervisor import Supervisor
 
             proxy = supervisor = Supervisor(settings, workers, reader=source)
             idle, signals.kill = Collector(), supervisor.kill
-        signals.in_flight = lambda: sum(endpoint.load.requests for endpoint in proxy.fleet.endpoints)
+        signals.in_flight = lambda: proxy.in_flight
         proxy.autoscaling.on_first_pool = lambda: signals.on_halt(proxy.autoscaling.pause_all)
         async with idle, proxy, _reloading(proxy.configurations, signals.again, watched):
             scheme = "http" if settings.admin.tls is None else "https"

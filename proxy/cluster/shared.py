@@ -313,6 +313,13 @@ class PeerLoads(Shared):
         self._own = own
         self._of: dict[int, _Pod] = {}
 
+    @property
+    def on_this_host(self) -> int:
+        """The number of requests in flight at the peers of this host."""
+        return sum(
+            requests for pod in self._of.values() for peer, (requests, _) in pod.peers.items() if peer < FIRST_NUMBER
+        )
+
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
         (count,) = _COUNT.unpack_from(body) if body else (0,)
         at = _COUNT.size + 8 * count

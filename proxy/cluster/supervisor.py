@@ -167,6 +167,11 @@ class Supervisor:
         return [child.pid for child in self._workers.children.values()]
 
     @property
+    def in_flight(self) -> int:
+        """The number of requests in flight at the workers."""
+        return self._replica.peer_loads.on_this_host
+
+    @property
     def workers_serving(self) -> int:
         """The number of workers that take new requests."""
         return self._workers.number_serving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.cluster.messages import MOST, InvalidMessage, RecordKind, records
+from proxy.cluster.messages import FIRST_NUMBER, MOST, InvalidMessage, RecordKind, records
 from proxy.cluster.shared import LONG_PROMPT, OwnLoads, PeerLoads, PodNumbers
 from proxy.core.endpoint import Endpoint, EndpointState, Freshness, Metrics, update
 from proxy.core.ports import ManualClock
@@ -63,6 +63,18 @@ def test_requests_of_a_peer_are_part_of_load_and_view() -> None:
     here.peers.receive(7, RecordKind.LOAD, body_of(there.own.collect_changes()))
     assert load(here, "a") == (2, 10)
     assert here.pods["a"].view.running == 7
+
+
+def test_requests_on_this_host_are_those_of_its_workers() -> None:
+    supervisor, worker, other_host = Process("a"), Process("a"), Process("a")
+    worker.work("a", 2, 20)
+    other_host.work("a", 3, 30)
+    supervisor.peers.receive(1, RecordKind.LOAD, body_of(worker.own.collect_changes()))
+    supervisor.peers.receive(FIRST_NUMBER, RecordKind.LOAD, body_of(other_host.own.collect_changes()))
+    assert load(supervisor, "a") == (5, 50)
+    assert supervisor.peers.on_this_host == 2
+    supervisor.peers.vanished(1)
+    assert supervisor.peers.on_this_host == 0
 
 
 def test_a_repeated_message_counts_once() -> None:

@@ -12,6 +12,7 @@ from proxy.cluster.replica import Replica
 from proxy.cluster.shared import Shared, SharedLimits, SharedQueue, SharedSessions
 from proxy.cluster.sharing import Replicated
 from proxy.cluster.transport import Transport
+from proxy.fleet.settings import PodSettings
 from proxy.flowcontrol.capacity import SharedCaps
 from proxy.settings import Settings, from_mapping
 
@@ -135,3 +136,11 @@ async def test_loans_of_a_queue_that_a_reload_dropped_end_at_peers_when_another_
     assert (one.caps.part("requests ", 4), borrower.part("requests ", 4)) == (4, 4)
     for each in (here, there):
         await each.close()
+
+
+def test_requests_of_other_hosts_do_not_run_here() -> None:
+    app = Process(**NOTHING).app
+    pod = app.fleet.add(PodSettings("http://pod:8000", name="pod"))
+    app.ledger.elsewhere(pod, 3, 30)
+    assert pod.load.requests == 3
+    assert app.in_flight == 0
