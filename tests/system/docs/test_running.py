@@ -96,6 +96,7 @@ async def test_a_command_that_queries_a_proxy_succeeds(words: list[str], desk: P
         line = re.sub(r"--slow \S+", "--slow 0s", shlex.join(words)).replace("http://localhost:9190", s.admin)
         for number, pod in enumerate(s.sim.urls):
             line = line.replace(f"http://vllm-{number}:8000", pod)
+            line = re.sub(rf"\bvllm-{number}(:8000)?\b", f"pod-{number}", line)
         elsewhere = [] if "--url" in words or "doctor" in words else ["--url", s.admin]
         good(words, await asyncio.to_thread(run, [*shlex.split(line), *elsewhere]))
 
@@ -103,7 +104,7 @@ async def test_a_command_that_queries_a_proxy_succeeds(words: list[str], desk: P
 @asynccontextmanager
 async def used_stack() -> AsyncIterator[Stack]:
     """A fleet whose latest decision has the id that pages show, and which tries a profile beside the one it uses."""
-    shadow = {"name": "candidate", "shadow": True, "plugins": [{"pluginRef": "queue-scorer"}]}
+    shadow = {"name": "random", "shadow": True, "plugins": [{"pluginRef": "queue-scorer"}]}
     live = {"name": "default", "plugins": [{"pluginRef": name} for name in ("queue-scorer", "prefix-cache-scorer")]}
     plugins = [{"type": "queue-scorer"}, {"type": "prefix-cache-scorer"}, {"type": "max-score-picker"}]
     scheduling = {"plugins": plugins, "schedulingProfiles": [live, shadow]}
