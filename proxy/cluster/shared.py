@@ -498,7 +498,7 @@ class SharedDrains(Shared):
             if key not in self.known and len(self.known) >= MOST_UNKNOWN:
                 continue
             if changes > self.known.get(key, 0):
-                self.known[key] = changes
+                self._put(key, changes)
                 self._apply(name)
 
     def current(self) -> Records:
@@ -518,8 +518,18 @@ class SharedDrains(Shared):
         return [who for who in DRAINING if self.known.get((name, who), 0) % 2]
 
     def _change(self, name: str, who: str) -> int:
-        changes = self.known[name, who] = self.known.get((name, who), 0) + 1
+        changes = self.known.get((name, who), 0) + 1
+        self._put((name, who), changes)
         return changes
+
+    def _put(self, key: tuple[str, str], changes: int) -> None:
+        """Store an entry as the latest one. Forget old entries of pods that are not drained, if there are many."""
+        self.known.pop(key, None)
+        if len(self.known) >= MOST_UNKNOWN - 1:
+            ended = [each for each, number in self.known.items() if number % 2 == 0]
+            for old in ended[: 1 + MOST_UNKNOWN // 10]:
+                del self.known[old]
+        self.known[key] = changes
 
     def _apply(self, name: str) -> None:
         try:

@@ -188,6 +188,20 @@ def test_drains_of_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest
     assert drains.known["p0", "operator"] == 2
 
 
+def test_drains_of_removed_pods_are_forgotten_for_drains_of_other_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "MOST_UNKNOWN", 20)
+    drained: list[str] = []
+    here = SharedDrains(lambda *_: None, lambda kind, body: there.receive(5, kind, body))
+    there = SharedDrains(lambda name, who: drained.append(name), lambda *_: None)
+    for number in range(1000):
+        pod = Endpoint(f"p{number}")
+        here.turned(pod, ["autoscaler"])
+        for drains in (here, there):
+            drains.removed(pod)
+            assert len(drains.known) <= 20
+    assert drained == [f"p{number}" for number in range(1000)]
+
+
 def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OF_PEERS", 10)
     limiter = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)

@@ -65,7 +65,7 @@ def test_requests_of_a_peer_are_part_of_load_and_view() -> None:
     assert here.pods["a"].view.running == 7
 
 
-def test_requests_on_this_host_are_those_of_its_workers() -> None:
+def test_requests_on_this_host_are_the_requests_of_its_workers() -> None:
     supervisor, worker, other_host = Process("a"), Process("a"), Process("a")
     worker.work("a", 2, 20)
     other_host.work("a", 3, 30)
