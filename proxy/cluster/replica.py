@@ -240,12 +240,12 @@ class Replica:
     def share(self, values: Sequence[Shared]) -> None:
         """Replace the values of the configuration. What peers published of a new one before was dropped, because a
         deployment does not reload everywhere at once: ask all of them for it."""
-        known = self.state.values
+        known, peers = self.state.values, self.peers.that_serve
         self.state.put(configuration=values)
-        if any(value not in known for value in values):
-            for peer in self.peers.that_serve:
+        if peers and any(value not in known for value in values):
+            self.send_state(None, 0.0)  # without loans of a queue that an earlier configuration had
+            for peer in peers:
                 self._send(PacketKind.ASK, messages.question(self._reply_to, RELOADED), peer)
-                self.send_state(peer, 0.0)  # without loans of a queue that an earlier configuration had
 
     @property
     def spending_hosts(self) -> int:

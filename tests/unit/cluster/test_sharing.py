@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.cluster.messages import Packet
+from proxy.cluster.messages import Packet, PacketKind, packet
 from proxy.cluster.prefixes import SharedIndex
-from proxy.cluster.replica import Replica
+from proxy.cluster.replica import Replica, new_id
 from proxy.cluster.shared import Shared, SharedLimits, SharedQueue, SharedSessions
 from proxy.cluster.sharing import Replicated
 from proxy.cluster.transport import Transport
@@ -100,12 +100,14 @@ def test_a_check_of_a_configuration_shares_nothing_of_it() -> None:
 
 
 class Line(Transport):
-    """Passes the packets of one process to the other."""
+    """Passes the packets of one process to the other, and keeps them."""
 
     def __init__(self, to: Replica) -> None:
         self._to = to
+        self.packets: list[Packet] = []
 
     def publish(self, packet: Packet) -> None:
+        self.packets.append(packet)
         if packet.to in (None, self._to.id):
             self._to.received(packet)
 
@@ -136,6 +138,22 @@ async def test_loans_of_a_queue_that_a_reload_dropped_end_at_peers_when_another_
     assert (one.caps.part("requests ", 4), borrower.part("requests ", 4)) == (4, 4)
     for each in (here, there):
         await each.close()
+
+
+async def test_a_reload_sends_its_new_state_once_however_many_peers_there_are() -> None:
+    process, peer = Process(**NOTHING), Process(**NOTHING)
+    replica, line = process.app._replica, Line(peer.app._replica)
+    replica.use(line)
+    for number in range(1, 8):
+        replica.received(packet(PacketKind.BEAT, new_id(number), 1, b""))
+    await asyncio.sleep(0.05)
+    line.packets.clear()
+    process.reload(**EVERYTHING)
+    await asyncio.sleep(0.05)
+    sent = [packet.kind for packet in line.packets]
+    assert (sent.count(PacketKind.ASK), sent.count(PacketKind.NEWS)) == (7, 1)
+    assert PacketKind.STATE not in sent
+    await replica.close()
 
 
 def test_requests_of_other_hosts_do_not_run_here() -> None:
