@@ -91,7 +91,7 @@ class Response(Receiver):
     - `finished`: the pod's last read. COMPLETE, unless the stream is truncated or reports a failure: then `failed`.
     - `failed`: the pod failed or was too slow, or the client's upload broke off. Before the start `done` gets the
       error, and after a failure of the pod another pod is tried. After the start `_leave_open` lets another pod
-      continue the stream, if one can; else `_end_incomplete` tells the client.
+      continue the stream, if one can and the request has time left; else `_end_incomplete` tells the client.
     - `stop`, as kvlane stops, and `abandon`, as the relay is cancelled: `_end_incomplete` after the start.
     - `gone`: the client left. CLIENT_GONE, or COMPLETE if it had the last event.
     - `internal_error`: a defect of kvlane. `done` raises it.
@@ -312,7 +312,8 @@ class Response(Receiver):
             return
         self._attempt.error = str(error)
         ending = ending_of(error)
-        if self._continuation is not None and self._leave_open(self._continuation, error, ending):
+        can_continue = message is not OUT_OF_TIME
+        if self._continuation is not None and can_continue and self._leave_open(self._continuation, error, ending):
             return
         if self._has_started:
             self._end_incomplete(ending, message)

@@ -316,8 +316,10 @@ class Failover:
             raise _gave_up(attempt, error)
         wait = self._count_failure(state, attempt, error, has_others=bool(left))
         endpoint = self._choose(state, attempt, error)
-        if self.clock.now() + wait >= attempt.request.deadline:
+        if self.clock.now() + (wait or 0.0) >= attempt.request.deadline:
             raise GatewayTimeout("No pod responded before the deadline of the request.") from error
+        if wait is not None and not self._spend_retry(state):
+            raise _gave_up(attempt, error)
         if wait:
             await self.sleep(wait)
             endpoint = self._choose(state, attempt, error)  # by the state after the wait
@@ -363,20 +365,26 @@ class Failover:
         """Return whether a response of this status is retried on another pod of the model."""
         return status in (TOO_MANY_REQUESTS, NOT_FOUND) or status in self._statuses
 
-    def _count_failure(self, state: RetryState, attempt: Attempt, error: UpstreamFailed, has_others: bool) -> float:
-        """Count the failure, take a retry of the budget, and return the backoff in seconds. Raise RequestError if no
-        retry is allowed. A pod that accepted no connection, while an untried one is left, is not counted: return 0."""
+    def _count_failure(
+        self, state: RetryState, attempt: Attempt, error: UpstreamFailed, has_others: bool
+    ) -> float | None:
+        """Count the failure and return the backoff in seconds. Raise RequestError if no retry is allowed. A pod that
+        accepted no connection, while an untried one is left, is not counted and needs no budget: return None."""
         unreached = isinstance(error, ConnectFailed | RankOutOfRange)
         # `retries_instead` has checked the status of a `Declined`.
         if not isinstance(error, Declined) and _cause(error) not in self.settings.on:
             raise _gave_up(attempt, error)
         if unreached and state.is_first_round and has_others:
-            return 0.0
+            return None
         state.counted += 1
-        is_paid, state.is_paid = state.is_paid, False
-        if state.counted >= self.settings.attempts or not (is_paid or self.budget.spend()):
+        if state.counted >= self.settings.attempts:
             raise _gave_up(attempt, error)
         return self._longest_backoff(state.counted) * (1.0 + self.random.random()) / 2
+
+    def _spend_retry(self, state: RetryState) -> bool:
+        """Spend a retry of the budget, unless `retries_instead` has. Return False if none is left."""
+        is_paid, state.is_paid = state.is_paid, False
+        return is_paid or self.budget.spend()
 
     def _longest_backoff(self, failures: int) -> float:
         """Return the upper bound of the backoff after so many failures, in seconds."""

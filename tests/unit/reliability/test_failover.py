@@ -190,6 +190,17 @@ async def test_no_pod_is_tried_after_the_clients_deadline() -> None:
     assert await world.pods_tried(REFUSED, attempt=world.first(deadline=1000.3)) == "ab"
 
 
+async def test_a_retry_that_is_not_sent_takes_nothing_of_the_budget() -> None:
+    world = World(backoff=Backoff(1.0, 1.0))  # type: ignore[arg-type]
+    world.budget._left = 1.0
+    assert await world.pods_tried(GARBLED, attempt=world.first(deadline=1000.3)) == "a GatewayTimeout"
+    for pod in world.pods[1:]:
+        update(pod, state=EndpointState.EJECTED)
+    update(world.pods[0], state=EndpointState.EJECTED)
+    assert await world.pods_tried(GARBLED) == "a AllFailed"
+    assert world.budget.spend()
+
+
 async def test_a_rank_out_of_range_is_followed_at_once_and_counts_for_no_attempt() -> None:
     world = World("abcd", percent=0.0, attempts=1, on=())
     refused = RankOutOfRange(3, 2, "data_parallel_rank 3 is out of range [0, 2).")

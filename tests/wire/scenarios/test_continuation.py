@@ -286,3 +286,33 @@ async def test_a_rest_that_does_not_fit_is_not_sent(second: bytes) -> None:
     assert events[0] + b"\n\n" == spoken("one")
     assert (len(events), json.loads(events[1][6:])["error"]["code"]) == (3, "upstream_failed")
     assert bodies
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["from a healthy pod", "while another pod is asked for the rest"])
+async def test_a_stream_whose_time_limit_passes_is_not_continued(breaks: bool) -> None:
+    posts: list[bytes] = []
+
+    async def script(request: Received) -> None:
+        body = await request.body()
+        if request.line.startswith(b"GET"):
+            await request.send(plain(b"") if b"/health" in request.line else NOT_FOUND)
+            return
+        posts.append(body)
+        if len(posts) == 1:
+            await request.send(SSE_HEAD + chunk(spoken("one")), pause=0.02)
+            if breaks:
+                request.break_off()
+                return
+        await request.gone()
+
+    settings = {"reliability": {"continuation": {"models": ["*"]}}}
+    a, b = Pod(script), Pod(script)
+    async with a, b, running([a.endpoint.url, b.endpoint.url], settings) as app, aiohttp.ClientSession() as http:
+        payload = {"model": "m", "stream": True, "messages": []}
+        headers = {"x-request-timeout-ms": "300"}
+        async with http.post(f"http://127.0.0.1:{app.port}{CHAT}", json=payload, headers=headers) as response:
+            events = (await response.read()).split(b"\n\n")
+    assert events[0] + b"\n\n" == spoken("one")
+    assert len(events) == 3
+    assert json.loads(events[1][6:])["error"]["message"].startswith("The time limit of the request passed;")
+    assert len(posts) == 1 + breaks
