@@ -1,4 +1,4 @@
-# make demo | test | test-all | check FILE=proxy/… | mutants | test-vllm | test-clients | docs | bench | lock | audit
+# make demo | test | test-all | check FILE=proxy/… | pages | mutants | test-vllm | test-clients | docs | bench | lock | audit
 # Each installs what it needs, with uv if it is there.
 
 SHELL := /bin/bash
@@ -17,7 +17,7 @@ PYTEST = $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 # Compiled modules and rewritten tests are stored; otherwise every process of a test run compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check axe lint test-vllm test-clients docs bench mutants lock audit clean
+.PHONY: demo test test-all check axe lint pages test-vllm test-clients docs bench mutants lock audit clean
 
 demo: .venv/.runtime
 	@$(BIN)/kvlane demo
@@ -53,6 +53,13 @@ lint: .venv/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python bench/words.py
+
+# The pages that kvlane writes; each replaces the old one only if its command succeeds.
+pages: .venv/.dev
+	@mkdir -p build
+	$(BIN)/kvlane check --reference > build/page.md && mv build/page.md docs/configuration.md
+	$(BIN)/kvlane plugins --markdown > build/page.md && mv build/page.md docs/plugins.md
+	$(BIN)/kvlane metrics --markdown > build/page.md && mv build/page.md docs/metrics.md
 
 # What looks for faults of accessibility in the dashboard. Without npm that one test is skipped, and says so.
 axe: .venv/.python

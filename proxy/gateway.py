@@ -87,7 +87,7 @@ class Gateway:
 
     async def serve(self, client_request: ClientRequest, relay: Relay) -> None:
         """Serve the request. Raise RequestError: the caller sends it to the client or, if a response has started, calls
-        `TrackedRelay.end` with it, because no pod continues the response."""
+        `ClientRelay.end` with it, because no pod continues the response."""
         pinned = response_id(client_request.path)
         if pinned:
             parsed = Parsed("", client_request.body, previous_response_id=pinned)

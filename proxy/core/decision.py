@@ -73,7 +73,8 @@ class Decision(NamedTuple):
         return cls(best, tuple(others), result.profile)
 
     def candidates(self) -> Sequence[Endpoint]:
-        """Return the target and its fallbacks, best first: the pods that are left after filters and picker."""
+        """Return the target and its fallbacks, best first: the pods that are left after filters and picker. The
+        `candidates` of `Listener.decided` are those before the filters."""
         return (self.target, *self.fallbacks)
 
 

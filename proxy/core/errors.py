@@ -373,7 +373,8 @@ class RankOutOfRange(Declined):
 
 
 class UpstreamTimedOut(UpstreamFailed):
-    """A limit on time passed before the response was complete."""
+    """A limit on time other than `timeouts.connect`, which raises ConnectFailed, passed before the response was
+    complete. If another pod can continue the stream, StreamInterrupted replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,9 @@ class Listener:
         started: float,
         record: DecisionRecord | None,
     ) -> None:
-        """A pod was chosen among `candidates`. `started`: when the decision began, before admissions narrowed the
-        candidates; in monotonic seconds."""
+        """A pod was chosen. `candidates`: the pods before the filters; `Decision.candidates` returns those after.
+        `started`: when the decision began, before admissions narrowed the candidates; in monotonic seconds. `record`:
+        None for most decisions; see `DecisionSampler`."""
 
     def not_scheduled(
         self,

@@ -141,7 +141,7 @@ class TrackedRelay(Relay):
         self.client_request.respond(attempt.status or 502, headers, body)
 
     def end(self, error: RequestError) -> None:
-        """End a partial response that no pod continues, because of `error`."""
+        """Do nothing: only the data port continues streams."""
 
     def _note_closing_connection(self, attempt: Attempt, error: KvlaneError) -> bool:
         """Note on the request that the pod was closing an idle connection when the request arrived, and so has not seen
@@ -275,6 +275,7 @@ class ClientRelay(TrackedRelay):
                 timer.cancel()
 
     def end(self, error: RequestError) -> None:
+        """End a partial response that no pod continues, with an error event that names `error`."""
         client_request = self.client_request
         if client_request.continuation is not None and not client_request.transport.is_closing():
             message = f"{error.message} This response is incomplete."

@@ -545,8 +545,9 @@ class Response(Receiver):
         self.failed(UpstreamTimedOut(why), message)
 
     def _end_incomplete(self, ending: Ending, message: str) -> None:
-        """End a partial response so that the client does not take it for complete, unless it has the last event. If the
-        framing is ended in order, the connection stays open: the client may be sending its next request already."""
+        """End a partial response: an event stream with an error event, unless the client has the last event; any other
+        response by a reset. So no client takes a part for the whole. If the framing is ended in order, the connection
+        stays open: the client may be sending its next request already."""
         out = None
         is_evicted = ending is Ending.EVICTED
         if self._events:

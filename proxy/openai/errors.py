@@ -53,7 +53,7 @@ def render(error: RequestError, path: str, request_id: str) -> Rendered:
 
 
 def stream_error(path: str, message: str) -> bytes:
-    """Return a server-sent event which reports that the stream was interrupted."""
+    """Return the error event of a stream that was cut."""
     if path.startswith(ANTHROPIC_PATHS):
         return _event("error", {"type": "error", "error": {"type": "api_error", "message": message}})
     if path.startswith(RESPONSES_PATHS):

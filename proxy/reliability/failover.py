@@ -440,8 +440,8 @@ def _is_without_model(error: UpstreamFailed) -> bool:
 
 
 def _cause(error: UpstreamFailed) -> str:
-    """Return the name in `retries.on` of a failure without a response. A response that does not start in time counts as
-    504."""
+    """Return the name in `retries.on` of a failure without a response. The help of `Retries.on` says which time limit
+    has which cause."""
     if isinstance(error, UpstreamTimedOut):
         return "504"
     return "connect" if isinstance(error, ConnectFailed) else "reset"

@@ -49,8 +49,9 @@ class Retries:
     )
     on: tuple[Cause, ...] = param(
         ("connect", "reset", "502", "503", "504", "500"),
-        "causes of a retry: connection failure, connection reset, and statuses; 504 includes a response that "
-        "does not start in time",
+        "causes of a retry: connect (no connection, also after timeouts.connect), reset (any other failure without a "
+        "status, also timeouts.idle of a stream that can be continued), and statuses; 504 includes a response that "
+        "does not start within timeouts.firstByte",
     )
     budget_percent: float = param(
         20.0,

@@ -10,7 +10,7 @@ from tests.helpers.cli.kvlane import ROOT
 
 def test_the_page_equals_the_catalogue() -> None:
     written = CliRunner().invoke(main, ["metrics", "--markdown"]).output
-    assert (ROOT / "docs" / "metrics.md").read_text() == written, "run: kvlane metrics --markdown > docs/metrics.md"
+    assert (ROOT / "docs" / "metrics.md").read_text() == written, "run: make pages"
 
 
 def test_every_series_is_listed_with_labels_and_meaning() -> None:

@@ -48,7 +48,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "disagg-profile-handler": {"profiles": {"decode": "default"}},
     "pd-profile-handler": {"decodeProfile": "default", "prefillProfile": "default"},
 }
-"""For types that do nothing, or nothing at all, without parameters."""
+"""For types that cannot be created, or have no effect, without parameters."""
 
 
 def of(point: type) -> list[type[Plugin]]:

@@ -20,7 +20,7 @@ def run(*arguments: str) -> str:
 
 def test_the_page_is_current() -> None:
     expected = plugins_page([reference(cls) for cls in Registry.discover()])
-    assert PAGE.read_text() == expected, "run: kvlane plugins --markdown > docs/plugins.md"
+    assert PAGE.read_text() == expected, "run: make pages"
 
 
 def test_the_markdown_flag_prints_the_page() -> None:

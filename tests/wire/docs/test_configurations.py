@@ -77,7 +77,7 @@ def test_the_documented_explanation_is_the_printed_one(tmp_path: Path) -> None:
 class TestTheSettingsReference:
     def test_the_page_is_current(self) -> None:
         page = (ROOT / "docs" / "configuration.md").read_text()
-        assert page == settings_page(), "run: kvlane check --reference > docs/configuration.md"
+        assert page == settings_page(), "run: make pages"
 
     def test_the_flag_prints_the_page_and_needs_no_configuration(self) -> None:
         assert run("check", "--reference").stdout == settings_page()
