@@ -31,6 +31,7 @@ RIGHT = 0.95
 """Share of the predictions."""
 
 PREDICTED = "kvlane_prefix_predicted_hit_tokens_total"
+KNOWN = "kvlane_prefix_index_blocks"
 FOR_PROMPTS = "kvlane_prefix_predicted_prompt_tokens_total"
 
 Ask = Callable[..., EngineResponse]
@@ -201,6 +202,7 @@ def test_a_late_proxy_requests_missed_events(fleet: Fleet, tmp_path: Path, recor
     for document in documents:
         fleet.http.post(CHAT, {"model": MODEL, "messages": question(document), "max_tokens": 2})
     with following(fleet, tmp_path, "local") as later:
+        wait_until(lambda: later.proxy.sum(KNOWN) >= len(documents) * 300 / BLOCK)  # the reply takes a moment
         predictions = Predictions(later)
         for document in documents:
             predictions.ask(CHAT, messages=question(document))
