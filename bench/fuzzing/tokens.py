@@ -73,7 +73,9 @@ async def tokens() -> AsyncIterator[Check]:
             token = _signed(head, claims_text) if new_line else data.decode("latin-1")
             for one in (plain, claiming):
                 name = await _name(one, token)
-                if name is not None and (wrong := _wrong(name, claims_text) if new_line else _wrong_bare(token)):
+                if name is not None and (
+                    wrong := _wrong(name, claims_text) if new_line else _wrong_bare(token.strip(" \t"))
+                ):
                     return f"let in as {name!r}: {wrong}"
             return ""
 

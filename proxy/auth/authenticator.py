@@ -203,7 +203,7 @@ NO_SCHEME = "The Authorization header lacks the scheme Bearer: send `Authorizati
 def presented_secret(headers: Mapping[str, str]) -> str | None:
     """Return the secret of a request: where clients of OpenAI, Anthropic and Azure put it."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and (bearer := bearer.strip()):
+    if scheme.lower() == "bearer" and (bearer := bearer.strip(" \t")):
         return bearer
     return headers.get("x-api-key") or headers.get("api-key")
 

@@ -250,9 +250,11 @@ def changed(before: Settings, after: Settings) -> list[str]:
 def servable(before: Settings, wanted: Settings, fixed: Sequence[str] = FIXED) -> tuple[Settings, list[str]]:
     """Return the wanted settings as far as a running process can adopt them, and the paths of the rest."""
     left = [path for path in changed(before, wanted) if any(f"{path}.".startswith(f"{other}.") for other in fixed)]
+    source = wanted.source
     for path in fixed:
         wanted = _with(wanted, before, path.split("."))
-    return wanted, left
+        source = _with_source(source, before.source, path.split("."))
+    return dataclasses.replace(wanted, source=source), left
 
 
 def _of_sections(
@@ -286,3 +288,15 @@ def _with(wanted: T, before: T, path: list[str]) -> T:
     name = next(item.name for item in dataclasses.fields(wanted) if yaml_key(item) == path[0])  # type: ignore[arg-type]
     own, other = getattr(wanted, name), getattr(before, name)
     return dataclasses.replace(wanted, **{name: other if len(path) == 1 else _with(own, other, path[1:])})  # type: ignore[type-var]
+
+
+def _with_source(wanted: Mapping[str, Any], before: Mapping[str, Any], path: list[str]) -> Mapping[str, Any]:
+    """Return the source with what `before` has at this path, or without it. Workers that start later read it."""
+    name, *rest = path
+    if rest:
+        own, other = (given.get(name) or {} for given in (wanted, before))
+        section = _with_source(own, other, rest)
+        return {**wanted, name: section} if section or name in wanted else wanted
+    if name in before:
+        return {**wanted, name: before[name]}
+    return {key: value for key, value in wanted.items() if key != name}

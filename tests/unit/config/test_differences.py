@@ -65,6 +65,19 @@ def test_fixed_values_stay_and_are_listed_and_the_others_change() -> None:
     assert (found.listen.port, found.listen.max_body) == (1, 1 << 20)
 
 
+def test_a_worker_that_starts_later_reads_the_fixed_values_in_effect() -> None:
+    """From the source, which leaves out what was not configured before and keeps what no longer is."""
+    before = of(admin={"port": 7}, extproc={"port": 9001}, listen={"port": 1})
+    wanted = of(replicas={"lease": "7s"}, listen={"port": 2, "maxBody": "1MiB"})
+    found, left = servable(before, wanted, OF_THE_HOST)
+    assert left
+    started = from_mapping(found.source)
+    assert changed(found, started) == []
+    assert "replicas" not in found.source
+    assert (started.extproc.port, started.admin.port, started.listen.port) == (9001, 7, 1)
+    assert started.listen.max_body == 1 << 20
+
+
 @pytest.mark.parametrize("path", sorted({*FIXED, *OF_THE_HOST}))
 def test_fixed_paths_exist(path: str) -> None:
     value: Any = from_mapping({})
