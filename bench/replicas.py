@@ -547,7 +547,7 @@ async def _published(rate: int, turns: int, proxy: Proxy, line: RedisConnection,
     """Seconds of CPU, and bytes. The clock is read twice in all: where the machine is a virtual one, that can take a
     millisecond. Timers go off when a tick is over, by a clock that goes by ticks."""
     deployment = proxy.deployment
-    deployment._publishes, deployment.is_connected, deployment._direct = True, True, line
+    deployment._publishes, deployment.is_connected, deployment._immediate = True, True, line
     load, loop = Load(proxy.index, proxy.pod, proxy.replica.own_loads, work), asyncio.get_running_loop()
     tick = TICK if work < LONG_PROMPT else SOON
     batches = list(_batches(rate, turns, tick))

@@ -66,9 +66,9 @@ async def messages() -> AsyncIterator[Check]:
         pod = await stack.enter_async_context(await asyncio.start_server(respond_well, "127.0.0.1", 0))
         settings = from_mapping(_settings(pod))
         proxy, supervisor = Replicated(settings), Supervisor(settings, 2)
-        others = supervisor._others
+        others = supervisor._deployment
         assert others is not None
-        for deployment in (proxy._others, others):
+        for deployment in (proxy._deployment, others):
             _connect_by(deployment, listen)
         app = await stack.enter_async_context(proxy)
         broker = supervisor._broker

@@ -51,7 +51,7 @@ class RateLimiter(Admission):
         """By kind and name, least recently used first."""
         self.on_spent: Callable[[Who, int, Sequence[float]], None] | None = None
         """Called with every charge: the meter, its running requests and the amounts."""
-        self.shares: RoundShares | HostShares | None = None
+        self.shares: RoundGrants | HostGrants | None = None
         """Shares of a limit between the workers of this host, or between all processes of a deployment."""
         self._workers, self._seat, self._host_delay = 1, 0, 0.0
 
@@ -93,7 +93,7 @@ class RateLimiter(Admission):
             message = f"Rate limit exceeded for {who}: {shortage.what}. Retry in {retry} s."
             raise RateLimited(message, shortage.seconds, self.headers(meters))
 
-    async def wait_for_share(self, shares: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> None:
+    async def wait_for_share(self, shares: RoundGrants | HostGrants, meters: Sequence[UsageMeter]) -> None:
         """Return when this process has a share for the request, or when the limit is exhausted."""
         until = self.clock.now() + shares.patience
         while (pause := self._pause(shares, meters)) > 0.0 and self.clock.now() < until:
@@ -118,11 +118,11 @@ class RateLimiter(Admission):
         """Set the number of connected hosts that share the limits."""
         processes = hosts * self._workers
         if hosts == 1:
-            self.shares = RoundShares(processes, self._seat) if processes > 1 else None
-        elif not isinstance(self.shares, HostShares) or self.shares.processes != processes:
-            self.shares = HostShares(processes, self._host_delay)
+            self.shares = RoundGrants(processes, self._seat) if processes > 1 else None
+        elif not isinstance(self.shares, HostGrants) or self.shares.processes != processes:
+            self.shares = HostGrants(processes, self._host_delay)
 
-    # reports of other workers
+    # reports of peers
 
     def peer_spent(self, peer: int, who: Who, running: int, spent: Sequence[float]) -> None:
         """Charge usage of a peer, which has `running` requests now."""
@@ -149,11 +149,16 @@ class RateLimiter(Admission):
         for meter in self._meters.values():
             meter.elsewhere.pop(peer, None)
 
-    def known(self) -> list[tuple[Who, int, Sequence[float]]]:
-        """Return for each meter its key, its requests that run here, and its usage."""
-        return [(_who(meter), meter.running, meter.used()) for meter in self._meters.values()]
+    def known(self, since: float = -math.inf) -> list[tuple[Who, int, Sequence[float]]]:
+        """Return for each meter its key, its requests that run here, and its usage. Leave out meters without
+        running requests that were last charged before `since`."""
+        return [
+            (_who(meter), meter.running, meter.used())
+            for meter in self._meters.values()
+            if meter.running or meter.charged_at >= since
+        ]
 
-    def _pause(self, shares: RoundShares | HostShares, meters: Sequence[UsageMeter]) -> float:
+    def _pause(self, shares: RoundGrants | HostGrants, meters: Sequence[UsageMeter]) -> float:
         now = self.clock.now()
         left = [(meter, what, few) for meter in meters for what, few in meter.left(now)]
         if any(few < 1 for _, _, few in left):
@@ -308,7 +313,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 @final
-class RoundShares:
+class RoundGrants:
     """Shares of a limit between the workers of a host. Time is cut into rounds, the same for all workers. In each round
     a worker admits its share of what was left at its first read; the remainder rotates. So all workers together admit
     no more than the limit. The first half of a round waits for the reports of the round before.
@@ -342,7 +347,7 @@ class RoundShares:
 
 
 @final
-class HostShares:
+class HostGrants:
     """Shares of a limit between the processes of several hosts, which have no common clock. Each admits its share of
     what it knows to be left, at least one request, and reads again two delays of reports after it last admitted one:
     after the first delay the others count that request, and after the second one this process knows what they admitted
@@ -361,7 +366,7 @@ class HostShares:
         """End of the share, and what must be left for the others."""
 
     def pause(self, limit: Limit, left: int, now: float, changed_at: float) -> float:
-        """See `RoundShares.pause`."""
+        """See `RoundGrants.pause`."""
         until, floor = self._parts.get(limit, (now, 0))
         if now >= until:
             self._forget_old(now)

@@ -44,9 +44,11 @@ class UsageMeter:
         self.of = of
         self.running = 0
         self.elsewhere: dict[int, int] = {}
-        """Requests that run in other workers, by worker."""
+        """Requests that run in other processes, by peer."""
         self.admitted_at = -math.inf
-        """Time of the last known admission, by any worker."""
+        """Time of the last known admission, by any process."""
+        self.charged_at = -math.inf
+        """Time of the last known charge or correction, by any process."""
         self._clock = clock
         self._output = FIRST_OUTPUT
         self._daily: DailyBudget | None = None
@@ -115,6 +117,7 @@ class UsageMeter:
         return self._correct((-requests, -tokens, -prompt_tokens, -completion_tokens, -daily_tokens), reserved_at, now)
 
     def charge(self, amounts: Sequence[float], now: float) -> None:
+        self.charged_at = now
         for index, bucket in self._buckets:
             bucket.charge(amounts[index], now)
 

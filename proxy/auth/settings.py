@@ -28,7 +28,9 @@ class Limits:
     """Limits of each key that refers to them, or of all keys of a tenant together where the tenant does. Tokens are
     counted as pods report them: a request reserves an estimate, which is corrected when it ends."""
 
-    requests_per_minute: int | None = param(None, "requests per minute", at_least=1)
+    requests_per_minute: int | None = param(
+        None, "requests per minute: so many at once, refilled evenly within a minute", at_least=1
+    )
     tokens_per_minute: int | None = param(None, "prompt and completion tokens per minute", at_least=1)
     input_tokens_per_minute: int | None = param(None, "prompt tokens per minute", at_least=1)
     output_tokens_per_minute: int | None = param(None, "completion tokens per minute", at_least=1)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from proxy.cluster.membership import AssumedSpending, Shares, peer_id
+from proxy.cluster.membership import AssumedSpending, HostDivision, peer_id
 from proxy.cluster.messages import (
     ABSENT,
     HOST_BYTES,
@@ -126,7 +126,7 @@ class Deployment:
         self._connect = connect
         self._gathered_for = 0.0 if received is None else STORE_INTERVAL
         """Seconds to wait for more to send: workers publish one by one."""
-        self._direct: StoreConnection | None = None
+        self._immediate: StoreConnection | None = None
         """The connection for packets that are sent without waiting for more messages; None if messages are gathered
         first, or without a connection."""
         self._everybody = f"{settings.prefix}:all"
@@ -134,7 +134,7 @@ class Deployment:
         self._assumed = AssumedSpending(
             lambda batch: self._received_by(packet(PacketKind.LOCAL, self._absent, 0, batch))
         )
-        self.shares = Shares(replica.host, settings.limits, settings.lease, clock, self._divided)
+        self.shares = HostDivision(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
         self._publishes = False
         """Whether there is a connection; `is_connected`: whether the host's own heartbeat came back."""
@@ -252,7 +252,7 @@ class Deployment:
         self._sent_at.clear()
         self._echoed_at = self._clock.now()
         self._publishes = True
-        self._direct = None if self._gathered_for else connection
+        self._immediate = None if self._gathered_for else connection
         self._replica.hello()
 
     def _lost(self, error: StoreLost) -> None:
@@ -263,7 +263,7 @@ class Deployment:
         if self.is_connected or self._why != str(error):
             log.warning("lost connection to the replica store; continuing with local state: %s", error)
         self._publishes = self.is_connected = False
-        self._direct = None
+        self._immediate = None
         self._why = str(error)
         self._show()
 
@@ -286,9 +286,9 @@ class Deployment:
     # What goes out.
 
     def _put(self, channel: str, packed: bytes) -> None:
-        direct = self._direct
-        if direct is not None and not self._queue and not direct.is_slow:
-            self._send(direct, channel, message(packed))
+        immediate = self._immediate
+        if immediate is not None and not self._queue and not immediate.is_slow:
+            self._send(immediate, channel, message(packed))
             return
         self._queue.append((channel, packed))
         self._waiting += len(packed)

@@ -59,6 +59,9 @@ class Peer:
     config: str = ""
     requested_at: float | None = None
     has_gap: bool = False
+    """Whether its current state is to be requested."""
+    has_missed: bool = False
+    """Whether the last gap was after a packet that was received; the first packet of a process can have any number."""
 
     @property
     def host(self) -> bytes:
@@ -112,13 +115,15 @@ class Peers:
             if kind is PacketKind.BYE:
                 return None
             peer = self._add(packet.sender, now)
-        elif packet.number < peer.last + (kind in _NUMBERED) and (kind in _NUMBERED or kind is PacketKind.STATE):
-            return None
+        elif (
+            packet.number <= peer.last if kind in _NUMBERED else kind is PacketKind.STATE and packet.number < peer.last
+        ):
+            return None  # a later packet has overtaken it
         peer.received_at = now
         if kind is PacketKind.STATE or (kind is PacketKind.HELLO and not peer.last):
             peer.has_gap = False
         elif kind in _NUMBERED and packet.number != peer.last + 1:
-            peer.has_gap = True
+            peer.has_gap, peer.has_missed = True, peer.last > 0
         if kind in _NUMBERED or kind is PacketKind.STATE:
             peer.last = packet.number
         return peer
@@ -161,7 +166,7 @@ class Peers:
         return peer
 
 
-class Shares:
+class HostDivision:
     """The number of hosts that divide the caps, and the position of this one. Hosts are ordered by id, so that all that
     know the same hosts divide alike. `changed(hosts, position, is_up)` is called when the division, or whether
     the store can be reached, changes.

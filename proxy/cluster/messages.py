@@ -95,7 +95,23 @@ class RecordKind(IntEnum):
     """The highest waiting priority at the sender, the time since which it waits, and the caps that the sender lends."""
 
 
-SHARED = frozenset(kind for kind in RecordKind if kind.value in (*range(16, 22), 26, 27, 33, 34, 40, 41, 42))
+SHARED = frozenset(
+    (
+        RecordKind.RESET,
+        RecordKind.LOAD,
+        RecordKind.MOVES,
+        RecordKind.HAS_LASTING,
+        RecordKind.FORGET,
+        RecordKind.MEMORY,
+        RecordKind.SESSIONS,
+        RecordKind.BREAKER,
+        RecordKind.DRAINS,
+        RecordKind.SCRAPE,
+        RecordKind.SPENT,
+        RecordKind.USED,
+        RecordKind.WAITING,
+    )
+)
 """Kinds that are applied if a process of another host sends them. EJECTIONS are not among them: another host may reach
 a pod that this one cannot reach."""
 
@@ -127,7 +143,7 @@ class PacketKind(IntEnum):
     BYE = 4
     """The sender has ended: drop its current state."""
     ASK = 5
-    """Send the current state, and a share of the lasting state, to an address."""
+    """Send the current state, and a part of the lasting state, to an address."""
     STATE = 6
     """Records of current state, or of lasting state, with the number of the sender's last numbered packet."""
     LOCAL = 7
@@ -281,7 +297,7 @@ def question(to: bytes, lasting: float) -> bytes:
 
 
 def read_question(body: bytes) -> tuple[bytes, float]:
-    """Return the address to send to, and the share of the lasting state, from 0 to 1. Raise InvalidMessage."""
+    """Return the address to send to, and the part of the lasting state, from 0 to 1. Raise InvalidMessage."""
     if len(body) != _ASK.size or not 0.0 <= (found := _ASK.unpack(body))[1] <= 1.0:
         raise InvalidMessage("a question needs an address and a share")
     return found[0], found[1]

@@ -281,9 +281,9 @@ class SharedIndex(PrefixIndex, Shared):
             moves.pods = positions.pods
             yield RecordKind.MOVES, moves.packed(self._tag)
 
-    def lasting(self, share: float) -> Records:
+    def lasting(self, part: float) -> Records:
         """Yield MEMORY of the chains that were confirmed last, oldest first."""
-        for number, packed in self._journal.latest(int(share * JOURNAL_BYTES)):
+        for number, packed in self._journal.latest(int(part * JOURNAL_BYTES)):
             endpoint = self._find(number)
             if endpoint is not None and endpoint in self._pods:
                 capacity = max(0, self._pods[endpoint].capacity)

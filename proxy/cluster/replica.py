@@ -46,7 +46,7 @@ PART = 4 * 1024 * 1024
 """Largest size in bytes of a packet with current state."""
 
 ALL, MISSED, RELOADED = 1.0, 0.1, 0.01
-"""Shares of the lasting state: for a process that joins, for processes that may have missed some of it, and for a
+"""Parts of the lasting state: for a process that joins, for processes that may have missed some of it, and for a
 process that shares a value since its reload, which asks all others."""
 
 BEATS = 5
@@ -97,9 +97,9 @@ class SharedState:
             value.receive(peer, kind, body)
         return bool(values)
 
-    def lasting(self, share: float) -> Records:
+    def lasting(self, part: float) -> Records:
         for value in self.values:
-            yield from value.lasting(share)
+            yield from value.lasting(part)
 
 
 class Replica:
@@ -159,7 +159,7 @@ class Replica:
         self.facts: Callable[[], bytes] = bytes
         """Returns the body of a BEAT."""
         self.missed: Callable[[], None] = lambda: None
-        """Called when a packet of a peer was missed."""
+        """Called when a packet of another host was missed."""
         self.checked: Callable[[float], None] = lambda late: None
         """Called after each check of the leases, with the seconds for which this process was blocked."""
         self.publishes_lasting = True
@@ -261,7 +261,7 @@ class Replica:
             queue.divide(hosts, position, are_reached)
 
     def send_state(self, to: bytes | None, lasting: float) -> None:
-        """Send the current state, and this share of the lasting state, to an address or to all."""
+        """Send the current state, and this part of the lasting state, to an address or to all."""
         if to in self._snapshots:
             self._snapshots[to] = max(lasting, self._snapshots[to] or 0.0)
         else:
@@ -280,7 +280,7 @@ class Replica:
             (self._garbled if is_local else self._garbled_of_hosts).add()
             if self._logs.allows(type(error)):
                 log.error(
-                    "dropped a message of process %s of %s host (logged once a minute): %s",
+                    "dropped a packet of process %s of %s host (logged once a minute): %s",
                     packet.sender.hex(),
                     "this" if is_local else "another",
                     summary(error),
@@ -288,7 +288,8 @@ class Replica:
 
     def _apply(self, peer: Peer, packet: Packet) -> None:
         if self.peers.should_ask(peer):
-            self.missed()
+            if peer.has_missed and not peer.is_local:
+                self.missed()
             self._send(PacketKind.ASK, messages.question(self._reply_to, 0.0), peer.id)
         packet_kind = packet.kind
         if packet_kind is PacketKind.BYE:

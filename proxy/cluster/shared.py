@@ -2,8 +2,9 @@
 
 There are three merge rules, and a section of this file for each. Absolute: the last value of each peer counts, until
 the peer is gone (loads, ejection reasons, queues). Last writer: of two entries with one key the later one counts
-(sessions, bindings, breakers, drains). Additive: the spending of all peers is added up (limits). Loads and prefixes
-have their own encodings, because they are published for every request. All other values are JSON lists of entries.
+(sessions, bindings, breakers, drains). Additive: each charge is added once, and a total of a peer only raises the
+own one (limits), so lost charges that no total repairs stay lost. Loads and prefixes have their own encodings, because
+they are published for every request. All other values are JSON lists of entries.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Shared:
         outlive this process is dropped by `vanished`."""
         return ()
 
-    def lasting(self, share: float) -> Records:
+    def lasting(self, part: float) -> Records:
         """Return the most recent part of the lasting state of this process. Peers keep it when this process is gone."""
         return ()
 
@@ -408,9 +409,9 @@ class SharedSessions(Shared):
             if tag == self._tag and (endpoint := self.find(pod)) is not None:
                 self.table.receive(key, endpoint, now - age)
 
-    def lasting(self, share: float) -> Records:
+    def lasting(self, part: float) -> Records:
         now = self.clock.now()
-        recent = self.table.recent(int(share * MOST_SESSIONS))
+        recent = self.table.recent(int(part * MOST_SESSIONS))
         yield from _packed(
             RecordKind.SESSIONS, [(self._tag, key.hex(), now - used_at, pod.name) for key, pod, used_at in recent]
         )
@@ -538,7 +539,7 @@ class SharedDrains(Shared):
             return  # `added` applies it when the pod comes
 
 
-# Additive: the sum of what all peers spend.
+# Additive: each charge of a peer is added once; a total of a peer only raises the own one.
 
 Who = tuple[str, str, str]
 """Kind (key or tenant), name, and the name of the limits."""
@@ -547,10 +548,15 @@ Spent = tuple[Who, int, Sequence[float]]
 """Key or tenant, its running requests at the process, and amounts, limit by limit."""
 
 
+RECENT = 10.0
+"""Seconds for which the total of a charged key is part of the current state, so that a peer that missed the charge
+receives it. A gap is noticed with the next packet or heartbeat."""
+
+
 @dataclass(eq=False)
 class SharedLimits(Shared):
     """The spending of keys and tenants. Each charge is published when it is made (SPENT) and added; the total spending
-    (USED) is sent to processes that join, and the larger number counts."""
+    (USED) is sent to processes that join or have missed a packet, and the larger number counts."""
 
     limiter: RateLimiter
     publish: Publish
@@ -568,10 +574,11 @@ class SharedLimits(Shared):
         self.limiter.vanished(peer)
 
     def current(self) -> Records:
-        """Return the records of keys and tenants with running requests here."""
-        return _packed(RecordKind.USED, [entry for entry in self.limiter.known() if entry[1]])
+        """Return the records of keys and tenants with running requests here, or charged in the last RECENT seconds: a
+        peer may have missed the charge."""
+        return _packed(RecordKind.USED, self.limiter.known(self.limiter.clock.now() - RECENT))
 
-    def lasting(self, share: float) -> Records:
+    def lasting(self, part: float) -> Records:
         """Return all records, because a dropped one would let its limit be spent again."""
         return _packed(RecordKind.USED, self.limiter.known())
 

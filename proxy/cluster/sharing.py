@@ -176,7 +176,7 @@ class Replicated(SharingApp):
         self.fleet.watch(self._replica.added, self._replica.removed)
         polling = self._process.polling
         assert polling is not None
-        self._others = OtherHosts(
+        self._deployment = OtherHosts(
             settings.replicas,
             self.fleet,
             polling,
@@ -186,20 +186,20 @@ class Replicated(SharingApp):
             self.configurations,
             self._replica,
         )
-        self._replica.join(self._others)
+        self._replica.join(self._deployment)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
-        """Wait for the pods before joining, because messages about unknown pods are lost."""
+        """Wait for the pods before joining, because sessions, breakers and scrapes of unknown pods are lost."""
         first_contact = await super()._know_the_fleet(stack)
-        await stack.enter_async_context(self._others)
+        await stack.enter_async_context(self._deployment)
         stack.push_async_callback(self._replica.close)
         return first_contact
 
     def _drained(self, endpoint: Endpoint) -> None:
-        self._others.drained(endpoint)
+        self._deployment.drained(endpoint)
 
     def _replicas(self) -> Mapping[str, Any]:
-        return self._others.status()
+        return self._deployment.status()
 
 
 LONGEST_SCRAPE = 60.0

@@ -80,9 +80,9 @@ class Supervisor:
         self._dashboard = self._make_dashboard()
         self._pod_tls = PodTlsContexts(settings.pods.tls, lambda: self.fleet.endpoints, settings.pools_tls)
         self._polling = Polling(self.fleet, self._pod_tls, self._clock, self._random, self._series.check_failed)
-        self._others: OtherHosts | None = None
+        self._deployment: OtherHosts | None = None
         if settings.replicas.is_shared:
-            self._others = OtherHosts(
+            self._deployment = OtherHosts(
                 settings.replicas,
                 self.fleet,
                 self._polling,
@@ -93,7 +93,7 @@ class Supervisor:
                 self._replica,
                 self._broker.received,
             )
-            self._broker.deployment = self._others
+            self._broker.deployment = self._deployment
         self._has_started = self._is_stopping = False
         self.picker_port: int | None = None
         """The port for gateways, if it is enabled."""
@@ -126,8 +126,8 @@ class Supervisor:
             await stack.enter_async_context(self._polling.tasks)
             stack.push_async_callback(self._state.close)
             await self._state.finish_commit()
-            if self._others is not None:
-                await stack.enter_async_context(self._others)
+            if self._deployment is not None:
+                await stack.enter_async_context(self._deployment)
             await self._open_admin(stack)
             stack.push_async_callback(self._replica.close)
             stack.push_async_callback(self._workers.stop)
@@ -225,7 +225,7 @@ class Supervisor:
             configurations=self.configurations,
             breaker=self._breakers.state,
             scaled=lambda: self.autoscaling.pools,
-            replicas=lambda: self._others.status() if self._others is not None else {},
+            replicas=lambda: self._deployment.status() if self._deployment is not None else {},
             dashboard=self._dashboard,
             explained=WorkersDecisions(self._workers),
             levels=self._levels,
@@ -293,8 +293,8 @@ class Supervisor:
         if self._is_stopping:
             yield RecordKind.STOPPING, b""
         yield RecordKind.LEVELS, self._levels.record
-        if self._others is not None:
-            yield RecordKind.HOSTS, orjson.dumps(self._others.shares.place)
+        if self._deployment is not None:
+            yield RecordKind.HOSTS, orjson.dumps(self._deployment.shares.place)
 
     def _receive(self, worker: int, kind: RecordKind, body: bytes) -> None:
         child = self._workers.children.get(worker)
@@ -318,5 +318,5 @@ class Supervisor:
             self._polling.read_soon(endpoint)
 
     def _drained(self, endpoint: Endpoint) -> None:
-        if self._others is not None:
-            self._others.drained(endpoint)
+        if self._deployment is not None:
+            self._deployment.drained(endpoint)

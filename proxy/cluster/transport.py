@@ -247,8 +247,8 @@ class Batch:
     """Records that are gathered for a short while, so that a busy process sends batches and not every event. A batch
     contains the result of `urgent()` and the added records; the result of `rest()`, which may wait for `later` seconds,
     is sent with the last batch before that time is over. A batch is gathered for `interval`, and up to `patience` times
-    as long where that makes it worthwhile. If too little is sent for any batch to be worthwhile, records are sent at
-    once."""
+    as long where that makes it worthwhile. If too little is sent for any batch to be worthwhile, records are sent
+    within a millisecond (between hosts)."""
 
     def __init__(self, send: Callable[[bytes], None], rest: Callable[[], bytes] = bytes) -> None:
         self.send = send

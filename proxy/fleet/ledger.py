@@ -94,8 +94,8 @@ class Ledger(Listener):
 
 
 class SharedLedger(Ledger):
-    """A ledger that reports changes of this process: `dispatched(endpoint, work)` after every request, with its prompt
-    tokens plus one, and `eased(endpoint)` after a decrease."""
+    """A ledger that reports changes of this process: `dispatched(endpoint, work)` after every request, with its
+    uncached prompt tokens plus one, and `eased(endpoint)` after a decrease."""
 
     def __init__(
         self, clock: Clock, dispatched: Callable[[Endpoint, int], None], eased: Callable[[Endpoint], object]

@@ -545,9 +545,14 @@ class Catalogue:
         self.workers = gauge("workers", "Serving worker processes.")
         self.worker_restarts = counter("worker_restarts", "Worker processes that crashed and were replaced.")
         self.bus_dropped = counter(
-            "bus_dropped_frames", "Packets between processes of this host dropped because the reader was slow."
+            "bus_dropped_frames",
+            "Packets between processes of this host dropped because the reader was slow (`bus` and `frames` are old"
+            " words for the links between these processes and their packets).",
         )
-        self.bus_garbled = counter("bus_garbled_frames", "Unreadable packets between processes of this host.")
+        self.bus_garbled = counter(
+            "bus_garbled_frames",
+            "Unreadable packets between processes of this host (`bus` and `frames`: the links and their packets).",
+        )
 
         # other proxies of the deployment, if replicas.store is set
         self.replicas_known = gauge("replicas_known", "Other hosts of the deployment that publish their state.")
@@ -567,11 +572,18 @@ class Catalogue:
         self.replicas_garbled = counter("replicas_garbled_packets", "Unreadable packets of other hosts.")
         self.replicas_foreign = counter(
             "replicas_foreign_packets",
-            "Packets ignored because the other host runs an incompatible release.",
+            "Messages ignored because the other host runs an incompatible release; each has one or more packets.",
         )
-        self.replicas_bytes = counter("replicas_bytes", "Bytes sent to and received from other hosts.", ("direction",))
+        self.replicas_bytes = counter(
+            "replicas_bytes",
+            "Bytes sent to and received from the store, which also sends back the messages of this host.",
+            ("direction",),
+        )
         self.replicas_messages = counter(
-            "replicas_messages", "Packets sent to and received from other hosts.", ("direction",)
+            "replicas_messages",
+            "Messages to and from the store; each has one or more packets. Those received include the messages of this"
+            " host.",
+            ("direction",),
         )
 
         self.build = gauge("build_info", "1, labelled with the versions of kvlane and Python.", ("version", "python"))

@@ -270,7 +270,7 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
     one, two = await deployed.pair()
     one.pod.charge(4, 0)  # not published
     deployed.redis.stop()
-    while one.deployment._direct is not None and not one.deployment._direct.is_slow:
+    while one.deployment._immediate is not None and not one.deployment._immediate.is_slow:
         one.replica.publish_to_all(RecordKind.SESSIONS, b"[" + b" " * 500_000 + b"]")
         await asyncio.sleep(0)
     one.replica.publish_to_all(RecordKind.SESSIONS, b"[]")
@@ -285,10 +285,10 @@ async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
 async def test_queued_packets_keep_their_order(deployed: Deployed) -> None:
     """A store that reads again, before what waited for it has gone out."""
     one, two = await deployed.pair()
-    await until(lambda: one.deployment._direct is not None)
-    direct, one.deployment._direct = one.deployment._direct, None
+    await until(lambda: one.deployment._immediate is not None)
+    direct, one.deployment._immediate = one.deployment._immediate, None
     one.replica.publish_to_all(RecordKind.LOAD, b"")
-    one.deployment._direct = direct
+    one.deployment._immediate = direct
     one.replica.publish_to_all(RecordKind.LOAD, b"")
     assert len(one.deployment._queue) == 2
     one.pod.charge(3, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.auth.limits import HostShares
+from proxy.auth.limits import HostGrants
 from proxy.cli.serve import app_of
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.sharing import Replicated
@@ -220,7 +220,7 @@ async def test_limits_of_a_reload_apply_to_the_deployment(site: Site) -> None:
     await met(site, one, two)
     await one.reload(site.settings(security=KEYS))
     assert one.serving.limits is not None
-    assert isinstance(one.serving.limits.shares, HostShares)
+    assert isinstance(one.serving.limits.shares, HostGrants)
 
 
 @needs_redis
@@ -228,7 +228,7 @@ async def test_without_the_store_each_proxy_allows_its_part(site: Site) -> None:
     one, two = await site.proxy(security=KEYS), await site.proxy(security=KEYS)
     await met(site, one, two)
     site.redis.kill()
-    await until(lambda: not one._others.is_connected)
+    await until(lambda: not one._deployment.is_connected)
     for counted in (1.5, 3.5, 5.5):
         assert (await site.chat(one, "x", key="secret"))[0] == 200
         await until(partial(counts, one, counted))  # the other one is taken to spend as much
@@ -255,7 +255,7 @@ async def test_no_request_fails_or_waits_when_the_store_dies_hangs_or_recovers(s
     task = [asyncio.ensure_future(ask(one, statuses[0])), asyncio.ensure_future(ask(two, statuses[1]))]
     site.redis.stop()
     await responses_continue()
-    await until(lambda: not one._others.is_connected)
+    await until(lambda: not one._deployment.is_connected)
     await responses_continue()
     assert (await site.admin(two, "GET", "/readyz"))["ready"]
     site.redis.kill()

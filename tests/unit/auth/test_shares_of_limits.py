@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.auth.limits import LONGEST, MANY, WORKER_DELAY, HostShares, RoundShares
+from proxy.auth.limits import LONGEST, MANY, WORKER_DELAY, HostGrants, RoundGrants
 from proxy.core.errors import RateLimited
 from proxy.core.ports import IDENTITY
 from tests.unit.auth.test_limits import World
@@ -17,7 +17,7 @@ LIMIT = ("key", "a", "requests")
 LONG_AGO = -math.inf
 
 
-def lets_in(shares: RoundShares, left: int, now: float) -> bool:
+def lets_in(shares: RoundGrants, left: int, now: float) -> bool:
     return shares.pause(LIMIT, left, now, LONG_AGO) == 0.0
 
 
@@ -25,7 +25,7 @@ def lets_in(shares: RoundShares, left: int, now: float) -> bool:
 @pytest.mark.parametrize("left", [1, 2, 4, 7, 30])
 def test_together_they_grant_exactly_what_is_left(workers: int, left: int) -> None:
     for number in range(workers + 1):
-        seats = [RoundShares(workers, seat) for seat in range(workers)]
+        seats = [RoundGrants(workers, seat) for seat in range(workers)]
         times = [(2 * number - 0.9 + 1.8 * seat / workers + 2) * WORKER_DELAY for seat in range(workers)]
         let_in = [
             [lets_in(shares, left, now) for _ in range(left + 1)].count(True)
@@ -36,19 +36,19 @@ def test_together_they_grant_exactly_what_is_left(workers: int, left: int) -> No
 
 
 def test_the_last_place_rotates() -> None:
-    shares = RoundShares(2, 0)
+    shares = RoundGrants(2, 0)
     let_in = [lets_in(shares, 1, 2 * number * WORKER_DELAY) for number in range(4)]
     assert sorted(let_in[:2]) == sorted(let_in[2:]) == [False, True]
 
 
 def test_a_process_that_used_its_part_waits_for_updates_of_the_others() -> None:
-    shares, now = RoundShares(2, 0), 100.25 * WORKER_DELAY
+    shares, now = RoundGrants(2, 0), 100.25 * WORKER_DELAY
     assert lets_in(shares, 2, now)
     assert shares.pause(LIMIT, 2, now, now) == pytest.approx(1.75 * WORKER_DELAY)
     assert shares.pause(("key", "b", "requests"), 2, now, now) == 0.0
     listening = 101.5 * WORKER_DELAY
     assert shares.pause(LIMIT, 2, listening, now) == 0.0, "nothing was granted for a while: no update is due"
-    assert RoundShares(2, 0).pause(LIMIT, 1, listening, listening - WORKER_DELAY / 2) == pytest.approx(
+    assert RoundGrants(2, 0).pause(LIMIT, 1, listening, listening - WORKER_DELAY / 2) == pytest.approx(
         0.5 * WORKER_DELAY
     )
 
@@ -60,7 +60,7 @@ async def test_a_request_beyond_the_part_waits_and_is_granted_if_no_other_used_i
         slept.append(seconds)
         world.clock.advance(seconds + 0.001)
 
-    world.limiter.shares = RoundShares(2, 0, sleep)
+    world.limiter.shares = RoundGrants(2, 0, sleep)
     for _ in range(4):
         await world.ask()
     assert slept
@@ -77,7 +77,7 @@ async def test_what_others_used_meanwhile_is_not_granted() -> None:
         world.limiter.peer_spent(7, ("key", "a", "own"), 1, [0.0] * 5)
         world.clock.advance(seconds + 0.001)
 
-    world.limiter.shares = RoundShares(2, 0, sleep)
+    world.limiter.shares = RoundGrants(2, 0, sleep)
     async with world.limiter.admit(world.request()):
         with pytest.raises(RateLimited, match="2 requests at the same time"):
             await world.ask()
@@ -86,7 +86,7 @@ async def test_what_others_used_meanwhile_is_not_granted() -> None:
 HOST_DELAY = 0.1
 
 
-def let_in_by(parts: HostShares, left: int, now: float) -> int:
+def let_in_by(parts: HostGrants, left: int, now: float) -> int:
     """The number granted of a burst unknown to others."""
     found = 0
     while left > found and parts.pause(LIMIT, left - found, now, LONG_AGO) == 0.0:
@@ -98,7 +98,7 @@ def let_in_by(parts: HostShares, left: int, now: float) -> int:
 @pytest.mark.parametrize("left", [1, 7, 8, 60])
 def test_hosts_without_a_common_clock_grant_what_is_left_or_one_each(processes: int, left: int) -> None:
     """Each begins at a moment of its own, and hears of the others before it looks again."""
-    seats, let_in = [HostShares(processes, HOST_DELAY) for _ in range(processes)], 0
+    seats, let_in = [HostGrants(processes, HOST_DELAY) for _ in range(processes)], 0
     for number in range(100):
         known = left - let_in
         if known < 1:
@@ -135,7 +135,7 @@ def test_hosts_exceed_a_limit_by_less_than_one_request_each(
 
 def granted(processes: int, left: int, bursts: list[tuple[float, int, int]]) -> int:
     """Return how many requests the processes grant together. Each knows of the others after 0.99 HOST_DELAY."""
-    seats, grants = [HostShares(processes, HOST_DELAY) for _ in range(processes)], list[tuple[float, int]]()
+    seats, grants = [HostGrants(processes, HOST_DELAY) for _ in range(processes)], list[tuple[float, int]]()
     for now, seat, size in bursts:
         known = left - sum(by == seat or at + 0.99 * HOST_DELAY <= now for at, by in grants)
         for _ in range(size):
@@ -147,7 +147,7 @@ def granted(processes: int, left: int, bursts: list[tuple[float, int, int]]) -> 
 
 
 def test_a_part_is_one_until_the_others_must_have_received_the_update() -> None:
-    parts = HostShares(2, HOST_DELAY)
+    parts = HostGrants(2, HOST_DELAY)
     assert let_in_by(parts, 4, 0.0) == 2
     assert parts.pause(LIMIT, 2, 0.25 * HOST_DELAY, 0.0) == pytest.approx(1.75 * HOST_DELAY)
     assert parts.pause(("key", "b", "requests"), 2, 0.25 * HOST_DELAY, 0.0) == 0.0
@@ -155,7 +155,7 @@ def test_a_part_is_one_until_the_others_must_have_received_the_update() -> None:
 
 
 def test_limits_without_recent_requests_use_no_memory() -> None:
-    parts = HostShares(2, HOST_DELAY)
+    parts = HostGrants(2, HOST_DELAY)
     for number in range(3 * MANY):
         parts.pause(("key", str(number), "requests"), 9, number * HOST_DELAY, LONG_AGO)
     assert len(parts._parts) <= MANY
@@ -171,7 +171,7 @@ def wait_with_hosts(hosts: int, world: World) -> list[float]:
 
     world.limiter.set_worker(1, 0, HOST_DELAY)
     world.limiter.set_hosts(hosts)
-    assert isinstance(world.limiter.shares, HostShares)
+    assert isinstance(world.limiter.shares, HostGrants)
     world.limiter.shares.sleep = sleep
     return slept
 
@@ -181,7 +181,7 @@ async def test_with_very_many_hosts_waits_are_short() -> None:
     world = World(requests_per_minute=60)
     slept = wait_with_hosts(1000, world)
     parts, alone = world.limiter.shares, world.limiter.shares.sleep  # type: ignore[union-attr]
-    assert isinstance(parts, HostShares)
+    assert isinstance(parts, HostGrants)
 
     async def sleep(seconds: float) -> None:
         await alone(seconds)
@@ -212,6 +212,6 @@ def test_limits_are_divided_while_other_processes_are_known() -> None:
     for hosts in (1, 3, 2, 1):
         limiter.set_hosts(hosts)
         kinds.append((type(limiter.shares), getattr(limiter.shares, "processes", 0)))
-    assert kinds == [(RoundShares, 0), (HostShares, 6), (HostShares, 4), (RoundShares, 0)]
+    assert kinds == [(RoundGrants, 0), (HostGrants, 6), (HostGrants, 4), (RoundGrants, 0)]
     limiter.set_worker(1, 0, HOST_DELAY)
     assert limiter.shares is None

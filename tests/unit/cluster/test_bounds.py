@@ -82,7 +82,7 @@ def test_a_flood_of_garbled_messages_of_a_peer_is_counted_and_logged_once(caplog
     for number in range(1, 2001, 2):
         it.received(news(sender, number, b"\1"))
         it.received(news(sender, number + 1, record(RecordKind.LOAD, b"\1")))
-    assert caplog.text.count(f"dropped a message of process {sender.hex()} of another host") == 1
+    assert caplog.text.count(f"dropped a packet of process {sender.hex()} of another host") == 1
     assert (it._garbled.value, it._garbled_of_hosts.value) == (0, 2000)
 
 
@@ -96,7 +96,7 @@ def test_a_flood_of_garbled_messages_of_a_worker_is_counted_and_logged_once(capl
     worker = peer_id(broker.host, 5)
     for _ in range(1000):
         broker._pass_on(packet(PacketKind.DIRECT, worker, 0, b"\1", supervisor.id), 5)
-    assert caplog.text.count(f"dropped a message of process {worker.hex()} of this host") == 1
+    assert caplog.text.count(f"dropped a packet of process {worker.hex()} of this host") == 1
     assert (supervisor._garbled.value, supervisor._garbled_of_hosts.value) == (1000, 0)
 
 
@@ -115,7 +115,7 @@ def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
             deployment._received(message(b"\3"))
     assert len(deployment._replica.peers.hosts) <= 10 + 1
     assert caplog.text.count("dropped a packet of another host") == 1
-    assert caplog.text.count("dropped a message of process") == 1
+    assert caplog.text.count("dropped a packet of process") == 1
     clock.advance(60.0)
     deployment._received(message(b"\3"))
     assert caplog.text.count("dropped a packet of another host") == 2

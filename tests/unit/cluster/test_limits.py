@@ -11,7 +11,7 @@ import pytest
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.cluster.messages import InvalidMessage, RecordKind
-from proxy.cluster.shared import SharedLimits
+from proxy.cluster.shared import RECENT, SharedLimits
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
 from proxy.core.endpoint import Endpoint
@@ -112,9 +112,21 @@ async def test_a_new_worker_gets_the_state_and_a_repeated_state_changes_nothing(
             await third.ask()
 
 
-async def test_only_running_requests_are_in_flight() -> None:
+async def test_the_current_state_has_the_total_of_a_recent_charge_that_a_peer_missed() -> None:
+    first, second = host(requests_per_minute=1)
+    first.peers = []
+    await first.ask()
+    for kind, body in first.shared.current():
+        second.shared.receive(first.number, kind, body)
+    with pytest.raises(RateLimited):
+        await second.ask()
+
+
+async def test_only_keys_with_running_requests_or_recent_charges_are_current_state() -> None:
     first, _ = host(requests_per_minute=3)
     await first.ask()
+    assert isinstance(first.limiter.clock, ManualClock)
+    first.limiter.clock.advance(RECENT + 1)
     assert list(first.shared.current()) == []
     assert len(list(first.shared.lasting(1.0))) == 1
 

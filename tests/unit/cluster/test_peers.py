@@ -122,6 +122,16 @@ def test_a_missed_packet_is_requested_periodically_until_a_response() -> None:
     assert not ear.peers.should_ask(peer)
 
 
+def test_only_a_gap_after_a_received_packet_is_a_missed_packet() -> None:
+    ear = Ear()
+    peer = ear.hear(PacketKind.NEWS, 7)
+    assert peer is not None
+    assert (peer.has_gap, peer.has_missed) == (True, False)
+    ear.hear(PacketKind.STATE, 7)
+    ear.hear(PacketKind.NEWS, 9)
+    assert (peer.has_gap, peer.has_missed) == (True, True)
+
+
 def test_a_goodbye_of_an_unknown_host_adds_no_member() -> None:
     ear = Ear()
     assert ear.hear(PacketKind.BYE, 1) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from proxy.cluster.membership import Shares
+from proxy.cluster.membership import HostDivision
 from proxy.core.ports import ManualClock
 
 
@@ -12,7 +12,7 @@ class World:
     def __init__(self, policy: Literal["localShare", "open"] = "localShare") -> None:
         self.clock = ManualClock(now=100.0)
         self.places: list[tuple[int, int, bool]] = []
-        self.shares = Shares(b"m", policy, 5.0, self.clock, lambda *place: self.places.append(place))
+        self.shares = HostDivision(b"m", policy, 5.0, self.clock, lambda *place: self.places.append(place))
 
     @property
     def place(self) -> tuple[int, int, bool]:
