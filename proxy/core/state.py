@@ -125,8 +125,9 @@ class Draft:
 class PluginState:
     """The objects of one plugin that survive a reload. A plugin that has a field of this type gets it injected.
 
-    Without a draft, as in tests and dry runs, every object is new and every change takes effect at once. All instances
-    are equal: they do not decide whether a plugin is made again.
+    Without a draft, as in tests and in dry runs of requests (`dry_run.py`), every object is new and every change takes
+    effect at once. A check of a configuration (`?dry_run=1`) has a draft that is never committed: it gets the objects
+    in use. All instances are equal: they do not decide whether a plugin is made again.
     """
 
     _draft: Draft | None = field(default=None, compare=False, repr=False)
@@ -139,8 +140,8 @@ class PluginState:
         return make() if self._draft is None else self._draft.get(("plugin state", *self._owner, key), make, of)
 
     def at_commit(self, change: Callable[[], object]) -> None:
-        """Call `change` when the configuration is put in use: what the instance in use has too must not change
-        before."""
+        """Call `change` when the new configuration takes effect. An object that the instance in use shares must not be
+        changed earlier."""
         if self._draft is None:
             change()
         else:
