@@ -61,8 +61,7 @@ if TYPE_CHECKING:
 
 
 class SchedulingBuilder:
-    """Builds the schedulings of all pools. `schedulings` are in use, by pool. `ports` returns what the plugins of a
-    pool use."""
+    """Builds the schedulings of all pools. `ports` returns what the plugins of a pool use."""
 
     def __init__(
         self,
@@ -76,7 +75,6 @@ class SchedulingBuilder:
         self._registry = registry or Registry.discover()
         self._ports = ports
         self._faults = PluginFaults(clock, lambda *fault: observation.observer.plugin_fault(*fault))
-        self.schedulings: Mapping[str, Scheduling] = {}
 
     def build(self, settings: Settings, draft: Draft) -> dict[str, Scheduling]:
         """Return the scheduling of every pool. Raise ConfigError with every fault."""
@@ -122,8 +120,8 @@ LARGEST_KEYS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The graph of one configuration. Mappings are by pool. `limits` is None without limits, `resolver` if no model is
-    rewritten."""
+    """The graph of one configuration. Mappings are by pool. `limits` is None without limits, `resolver` with
+    default `models` and without admissions."""
 
     settings: Settings
     authenticator: Authenticator | None
@@ -138,7 +136,7 @@ class Serving:
 
 @dataclass
 class Process:
-    """What exists once per process under any configuration. A reload replaces `serving`, the graph in use."""
+    """What a process makes once, before its first configuration. A reload replaces `serving`, the graph in use."""
 
     state: State
     clock: Clock
@@ -218,7 +216,6 @@ class _Build:
         if process.polling is not None:
             process.polling.build(settings, draft)
         self.schedulings = process.decisions.build(settings, draft)
-        draft.assign(process.decisions, schedulings=self.schedulings)
         self.resolver = self._resolver()
         self.failover = self._failover()
         self.explained = None

@@ -138,7 +138,7 @@ class AuthSettings:
         for who, limits in others:
             yield from _limit_faults(who, limits, self.limits)
         if (self.limits or self.tenants) and not self.asks:
-            yield ("limits apply to keys and tenants only: add apiKeys, apiKeysFile or jwt")
+            yield "limits apply to keys and tenants only: add apiKeys, apiKeysFile or jwt"
 
 
 def check_keys(keys: Sequence[ApiKey], limits: Iterable[str]) -> None:

@@ -83,7 +83,7 @@ class SharingApp(App):
         """Handle the loss of the supervisor."""
 
     def _make_process(self, settings: Settings, registry: Registry | None) -> Process:
-        """Share what a process has under any configuration."""
+        """Share what a process makes once, before its first configuration."""
         process, replica = super()._make_process(settings, registry), self._replica
         breakers = SharedBreakers(process.breakers, self.fleet.get, replica.publish, lambda: replica.place)
         replica.state.put(process=[breakers, self._share_bindings("responses", process.bindings.table)])
@@ -98,8 +98,8 @@ class SharingApp(App):
         self._replica.share(self.state.shared)
 
     def _share(self, key: Hashable, made_from: object, made: object) -> tuple[object, Shared | None]:
-        """Share a new object of `State`, if it is of a class that processes share. A key of a plugin begins with its
-        pool and its name, which are the same in all processes."""
+        """Share a new object of `State`, if it is of a class that processes share. A key of a plugin has its
+        pool and its name, which are the same in all processes: a plugin shares one object of each class."""
         replica, clock = self._replica, self._clock
         match key, made:
             case ("plugin state", pool, name, *_), PrefixIndex():
