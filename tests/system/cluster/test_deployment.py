@@ -18,12 +18,13 @@ from proxy.cluster.deployment import Deployment
 from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, VERSION, PacketKind, RecordKind, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
-from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.replica import new_id
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import TURN, Who
 from proxy.cluster.transport import Broker
 from proxy.core.ports import SystemClock
 from proxy.telemetry.metrics import Catalogue, Counter
+from tests.helpers.cluster.replicas import bare_replica
 from tests.helpers.cluster.store import Store, Wall, needs_redis, store
 from tests.helpers.http.authority import Authority
 from tests.helpers.patience import CLOCK
@@ -439,17 +440,7 @@ class HostOfMany:
         self.members: dict[int, Member] = {}
         self.vanished: list[int] = []
         self.lease = wanted.lease
-        self.replica = Replica(
-            new_id(BROKER),
-            SystemClock(),
-            endpoints=tuple,
-            apply=lambda *_: None,
-            receive=lambda *_: None,
-            dropped=Counter(),
-            garbled=Counter(),
-            garbled_of_hosts=Counter(),
-            lease=wanted.lease,
-        )
+        self.replica = bare_replica(new_id(BROKER), SystemClock(), lease=wanted.lease)
         self.broker = Broker(self.replica, self.vanished.append, Counter())
         self.deployment = Deployment(
             wanted,

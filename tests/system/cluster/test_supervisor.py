@@ -15,7 +15,7 @@ import pytest
 
 from proxy.cluster import workers
 from proxy.cluster.messages import BROKER
-from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.replica import new_id
 from proxy.cluster.supervisor import Supervisor
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import KILL_SILENT_AFTER, SILENT_AFTER, Child, StartFailed
@@ -27,6 +27,7 @@ from proxy.lab.sim.config import StepTiming
 from proxy.settings import from_mapping
 from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.host import CHAT, Host, configured, host, question
+from tests.helpers.cluster.replicas import bare_replica
 from tests.helpers.scenarios.stack import BY_LOAD
 from tests.helpers.waiting import PATIENCE, until
 
@@ -152,17 +153,7 @@ async def test_a_worker_with_a_blocked_event_loop_is_replaced_and_its_clients_ar
 
 async def a_worker(clock: ManualClock) -> tuple[workers.Workers, Child]:
     """Workers with one process, which is not ready."""
-    replica = Replica(
-        new_id(BROKER),
-        clock,
-        endpoints=tuple,
-        apply=lambda *_: None,
-        receive=lambda *_: None,
-        dropped=Counter(),
-        garbled=Counter(),
-        garbled_of_hosts=Counter(),
-    )
-    broker = Broker(replica, lambda worker: None, Counter())
+    broker = Broker(bare_replica(new_id(BROKER), clock), lambda worker: None, Counter())
     them = workers.Workers(broker, clock, Catalogue("test"))
     child = them._seated[0] = Child(1, 0, await asyncio.create_subprocess_exec("sleep", "600"), clock.now())
     return them, child

@@ -15,7 +15,7 @@ import pytest
 
 from proxy.cluster.messages import BROKER
 from proxy.cluster.questions import Questions, WorkerUnreachable
-from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.replica import new_id
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import Child, Workers, packed_settings
 from proxy.config.reload import NotApplied
@@ -23,6 +23,7 @@ from proxy.core.ports import SystemClock
 from proxy.settings import Settings, from_mapping
 from proxy.telemetry.metrics import Catalogue, Counter
 from tests.helpers.cluster.host import configured, host
+from tests.helpers.cluster.replicas import bare_replica
 from tests.helpers.waiting import until
 
 START = asyncio.create_subprocess_exec
@@ -121,17 +122,7 @@ async def processes() -> AsyncIterator[Processes]:
         child.leaving.set()
         child.unlinked.set()
 
-    replica = Replica(
-        new_id(BROKER),
-        SystemClock(),
-        endpoints=tuple,
-        apply=lambda *_: None,
-        receive=lambda *_: None,
-        dropped=Counter(),
-        garbled=Counter(),
-        garbled_of_hosts=Counter(),
-    )
-    broker = Broker(replica, lost, Counter())
+    broker = Broker(bare_replica(new_id(BROKER), SystemClock()), lost, Counter())
     them = Processes(broker)
     await them.start([[], []], [[], []], OLD)
     try:

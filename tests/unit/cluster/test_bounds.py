@@ -37,6 +37,7 @@ from proxy.core.ports import ManualClock
 from proxy.flowcontrol import capacity
 from proxy.flowcontrol.capacity import SharedCaps
 from proxy.telemetry.metrics import Catalogue, Counter
+from tests.helpers.cluster.replicas import bare_replica
 
 POD = Endpoint("a")
 
@@ -55,16 +56,7 @@ class Sent(Transport):
 
 
 def replica(number: int = 1) -> Replica:
-    made = Replica(
-        new_id(number),
-        ManualClock(),
-        endpoints=lambda: [POD],
-        apply=lambda *_: None,
-        receive=lambda *_: None,
-        dropped=Counter(),
-        garbled=Counter(),
-        garbled_of_hosts=Counter(),
-    )
+    made = bare_replica(new_id(number), ManualClock(), endpoints=lambda: [POD])
     made.use(Sent())
     return made
 

@@ -191,6 +191,15 @@ class Hosts:
         for kind, body in self._queues[one].current():
             self._queues[to].receive(peer(one), kind, body)
 
+    def first_lends(self, amount: int) -> None:
+        """The second host wants a part of the cap, and the first one lends it."""
+        one, other = self.all
+        other.say(0, 0.0, ("m",))
+        self.deliver([0, 1])
+        one.lend("x", amount, "m")
+        one.say(None)
+        self.deliver([0, 1])
+
     @property
     def parts(self) -> int:
         return sum(one.part("x", self._most) for one in self.all)
@@ -227,11 +236,7 @@ def test_after_missed_messages_parts_equal_the_cap_when_all_have_published(data:
 def test_a_process_without_peers_has_its_own_part_again() -> None:
     hosts = Hosts(2, 8)
     one, other = hosts.all
-    other.say(0, 0.0, ("m",))
-    hosts.deliver([0, 1])
-    one.lend("x", 4, "m")
-    one.say(None)
-    hosts.deliver([0, 1])
+    hosts.first_lends(4)
     assert (one.part("x", 8), other.part("x", 8)) == (0, 8)
     hosts.loses_the_store(0)
     assert (one.part("x", 8), one.wait) == (4, False)
@@ -242,11 +247,7 @@ def test_a_process_without_peers_has_its_own_part_again() -> None:
 def test_a_peer_considered_gone_learns_that_its_loans_ended() -> None:
     hosts = Hosts(2, 8)
     one, other = hosts.all
-    other.say(0, 0.0, ("m",))
-    hosts.deliver([0, 1])
-    one.lend("x", 3, "m")
-    one.say(None)
-    hosts.deliver([0, 1])
+    hosts.first_lends(3)
     hosts.vanishes_for(1, 0)
     one.say(None)
     hosts.deliver([0, 1])

@@ -189,15 +189,23 @@ END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 REST = SSE_HEAD + chunk(spoken(" and rest")) + END
 
 
+async def posted(request: Received) -> bytes | None:
+    """Return the body of a POST. Respond to other requests, as a healthy pod without metrics and models."""
+    body = await request.body()
+    if not request.line.startswith(b"GET"):
+        return body
+    await request.send(plain(b"") if b"/health" in request.line else NOT_FOUND)
+    return None
+
+
 async def between(first: tuple[bytes, ...], second: bytes, **fields: Any) -> tuple[bytes, list[bytes]]:
     """Let the first pod fail. Return the client's bytes and the bodies that the second pod received."""
     bodies: list[bytes] = []
     posts: list[bytes] = []
 
     async def script(request: Received) -> None:
-        body = await request.body()
-        if request.line.startswith(b"GET"):
-            await request.send(plain(b"") if b"/health" in request.line else NOT_FOUND)
+        body = await posted(request)
+        if body is None:
             return
         posts.append(body)
         if len(posts) > 1:
@@ -293,9 +301,8 @@ async def test_a_stream_whose_time_limit_passes_is_not_continued(breaks: bool) -
     posts: list[bytes] = []
 
     async def script(request: Received) -> None:
-        body = await request.body()
-        if request.line.startswith(b"GET"):
-            await request.send(plain(b"") if b"/health" in request.line else NOT_FOUND)
+        body = await posted(request)
+        if body is None:
             return
         posts.append(body)
         if len(posts) == 1:
