@@ -161,7 +161,7 @@ def _parts(section: Mapping[str, Any], path: str, problems: Faults) -> tuple[dic
     own: Faults = []
     if isinstance(pods, Mapping):
         rest["pods"] = picker_config.pods_section(pods, layer, own)
-    if given := scheduling.flow_control:
+    if given := scheduling.flow_control if rest.get("flowControl") else scheduling.default_flow_control:
         rest["flowControl"] = picker_config.flow_control_section(rest.get("flowControl"), given, own)
     dialects = picker_config.dialects(layer.core, own)
     problems.extend(Problem(join(path, problem.path), problem.message) for problem in own)

@@ -473,7 +473,10 @@ def chance(by_load: ShedByLoad, endpoints: Sequence[Endpoint]) -> float:
     """Return min(1, k * saturation ^ power); saturation is the mean over pods of the larger of queue and KV usage."""
     full = [_fullness(by_load, endpoint) for endpoint in endpoints]
     saturation = sum(full) / len(full)
-    return min(1.0, by_load.k * math.pow(saturation, by_load.power))
+    try:
+        return min(1.0, by_load.k * math.pow(saturation, by_load.power))
+    except OverflowError:
+        return 1.0
 
 
 def would_miss(request: InferenceRequest, endpoints: Sequence[Endpoint]) -> bool:

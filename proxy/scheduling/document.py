@@ -25,6 +25,7 @@ from proxy.scheduling.sections import (
     Ref,
     RequestHandlerSection,
     settings,
+    sheds_while_full,
 )
 
 T = TypeVar("T")
@@ -85,13 +86,14 @@ class ProfileShell:
 class Document:
     """The parsed section. `plugins` are the plugins for the registry; `names` has the type of every name that
     references may use, including faulty ones. `profiles` is None without the section. `flow_control` are values of
-    kvlane's own section of that name. `problems` are all faults that are visible without the registry; `remarks` list
-    parts without effect."""
+    kvlane's own section of that name, `default_flow_control` those without such a section. `problems` are all faults
+    that are visible without the registry; `remarks` list parts without effect."""
 
     plugins: tuple[PluginEntry, ...] = ()
     profiles: tuple[ProfileEntry, ...] | None = None
     data_layer: DataLayer = field(default_factory=DataLayer)
     flow_control: Mapping[str, Any] = field(default_factory=dict)
+    default_flow_control: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     remarks: tuple[Problem, ...] = ()
@@ -127,11 +129,14 @@ class _Reader:
         entries += self._undeclared(data)
         named = self._parameters(entries)
         self._check_request_handler(data)
+        flow_control = self._flow_control(data, named, gates)
+        is_whole = data.get("kind") == KIND and not gates.get(FLOW_CONTROL)
         return Document(
             plugins=(*(entry for entry in entries if entry.type not in SECTION_TYPES), *self._filters(named)),
             profiles=tuple(profile for profile in profiles if profile) if profiles else None,
             data_layer=self._data_layer(data, named),
-            flow_control=self._flow_control(data, named, gates),
+            flow_control=flow_control,
+            default_flow_control=sheds_while_full(flow_control) if is_whole else flow_control,
             names=self._names,
             problems=tuple(self._problems),
             remarks=tuple(self._remarks),

@@ -238,6 +238,9 @@ NO_TIMEOUT = Duration(86400.0)
 
 NO_CEILING = 1e9
 
+STEEP = 1e9
+"""Exponent of a saturation with which nothing is refused below 1, and everything from 1 on."""
+
 ADMITTER = "admitter"
 
 DETECTOR = "saturation detector"
@@ -525,8 +528,7 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
     chosen = detector.plugin_ref if detector and detector.plugin_ref else UTILIZATION
     saturation = _saturation(named, named[chosen][1] if chosen in named else UtilizationDetector())
     if not is_on:
-        bands = [{"priority": 0, "ceiling": NO_CEILING}, {"priority": SHEDDABLE, "maxQueued": 0}]
-        return {**({"saturation": saturation, "bands": bands} if detector or chosen in named else {}), **shed}
+        return {**(_refuse_sheddable(saturation) if detector or chosen in named else {}), **shed}
     limit = section.usage_limit_policy_plugin_ref
     values = {
         "saturation": saturation,
@@ -539,6 +541,25 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
         "bands": _bands(section, named, named[limit][1] if limit else StaticCeiling()),
     }
     return {key: value for key, value in values.items() if value is not None} | shed
+
+
+def sheds_while_full(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a document without the feature gate. The default detector of llm-d refuses sheddable requests
+    while the pods are full, unless another detector does. Without queues this costs other requests nothing."""
+    if "saturation" in given:
+        return dict(given)
+    shedding, limits = given.get("shedding", {}), UtilizationDetector().limits()
+    own = shedding.get("byLoad")
+    if own is None:
+        return {**given, "shedding": {**shedding, "byLoad": {**limits, "power": STEEP, "k": 1.0}}}
+    if own["k"] >= 1.0 and all(own[key] <= limit for key, limit in limits.items()):  # refuses them all too
+        return dict(given)
+    return {**given, **_refuse_sheddable(UtilizationDetector().saturation())}
+
+
+def _refuse_sheddable(saturation: Mapping[str, Any]) -> dict[str, Any]:
+    bands = [{"priority": 0, "ceiling": NO_CEILING}, {"priority": SHEDDABLE, "maxQueued": 0}]
+    return {"saturation": saturation, "bands": bands}
 
 
 def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[str, Any]]:

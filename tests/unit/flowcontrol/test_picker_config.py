@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import Duration, Size
-from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService, ShedByLoad
 from proxy.settings import from_mapping
 
 PODS = {"static": [{"url": "http://a:1"}]}
@@ -102,6 +102,45 @@ def test_without_the_gate_a_detector_refuses_sheddable_requests_while_pods_are_f
     normal, sheddable = settings.bands
     assert (normal.priority, normal.ceiling > 1e6) == (0, True)
     assert (sheddable.priority, sheddable.ceiling, sheddable.max_queued) == (-1, 1.0, 0)
+
+
+def of_a_document(*plugins: Any, gates: Any = (), **sections: Any) -> Any:
+    scheduling = {"kind": "EndpointPickerConfig", "featureGates": list(gates), "plugins": list(plugins)}
+    return from_mapping({"pods": PODS, "scheduling": scheduling, **sections}).flow_control
+
+
+class TestTheDefaultDetectorOfLlmD:
+    WHILE_FULL = ShedByLoad(5, 0.8, power=1e9, k=1.0)
+
+    def test_a_document_without_a_detector_refuses_sheddable_requests_while_pods_are_full(self) -> None:
+        settings = of_a_document({"type": "queue-scorer"})
+        assert settings.shedding.by_load == self.WHILE_FULL
+        assert not settings.limits, "other requests need no queue"
+        assert of_a_document(flowControl={}) == of_a_document(flowControl=None) == settings
+
+    def test_it_is_not_added_to_queues_or_to_another_detector(self) -> None:
+        assert of_a_document(gates=["flowControl"]).shedding.by_load is None
+        given = of_a_document({"type": "utilization-detector", "parameters": {"queueDepthThreshold": 3}})
+        assert (given.saturation.queue_depth, given.shedding.by_load) == (3, None)
+
+    def test_kvlanes_own_section_decides_for_itself(self) -> None:
+        assert of_a_document(flowControl={"maxConcurrent": 3}) == FlowControlSettings(max_concurrent=3)
+        assert from_mapping({"pods": PODS, "scheduling": {"plugins": []}}).flow_control == FlowControlSettings()
+
+    def test_admitters_are_added_to_it(self) -> None:
+        settings = of_a_document({"type": "latency-slo-admitter"})
+        assert (settings.shedding.missed_objectives, settings.shedding.by_load) == (True, self.WHILE_FULL)
+
+    def test_an_admitter_that_refuses_no_less_replaces_it(self) -> None:
+        settings = of_a_document({"type": "probabilistic-admitter", "parameters": {"queueDepthThreshold": 4}})
+        assert (settings.shedding.by_load.queue_depth, settings.limits) == (4, False)
+
+    @pytest.mark.parametrize("parameters", [{"k": 0.5}, {"queueDepthThreshold": 9}, {"kvCacheUtilThreshold": 0.9}])
+    def test_an_admitter_that_refuses_less_works_beside_it(self, parameters: dict[str, Any]) -> None:
+        settings = of_a_document({"type": "probabilistic-admitter", "parameters": parameters})
+        assert settings.shedding.by_load != self.WHILE_FULL
+        assert (settings.saturation.detector, settings.saturation.queue_depth) == ("utilization", 5)
+        assert [(band.priority, band.max_queued) for band in settings.bands] == [(0, None), (-1, 0)]
 
 
 def test_the_same_limit_set_twice_is_a_fault() -> None:

@@ -126,6 +126,12 @@ class TestByLoad:
         silent.publish(replace(silent.metrics, freshness=Freshness.STALE), 0)
         assert chance(by_load, [silent, *pods(0, kv_usage=0.0)]) == pytest.approx(0.5)
 
+    @pytest.mark.parametrize("power", [2000.0, 1e9])
+    def test_a_huge_power_refuses_all_from_full_pods_on_and_none_below(self, power: float) -> None:
+        by_load = ShedByLoad(queue_depth=10, power=power, k=1.0)
+        chances = [chance(by_load, pods(waiting, kv_usage=0.0)) for waiting in (0, 9, 10, 11, 1000)]
+        assert chances == [0.0, pytest.approx(0.0), 1.0, 1.0, 1.0]
+
     def test_only_sheddable_requests_are_refused(self) -> None:
         busy = pods(5, 5)
         assert refused(self.SETTINGS, request(-1), busy)

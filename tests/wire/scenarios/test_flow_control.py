@@ -197,6 +197,24 @@ async def test_pods_that_report_queues_make_requests_wait() -> None:
         assert at_once(s) == 0
 
 
+async def test_an_endpoint_picker_config_sheds_while_the_pods_are_full() -> None:
+    settings = {
+        "scheduling": {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]},
+        "models": {"objectives": {"batch": {"priority": -1}}},
+        "pods": {"refresh": {"interval": "20ms", "maxCore": 1}},
+    }
+    async with stack(1, SimConfig(time_scale=1, max_num_seqs=1), settings) as s:
+        assert (await ask(s, 1, objective="batch"))[0].status == 200
+        tasks = [asyncio.ensure_future(ask(s, 20)) for _ in range(12)]
+        await until(lambda: s.app.fleet.endpoints[0].metrics.waiting > 7)
+        response, body = await ask(s, objective="batch")
+        assert (response.status, body["error"]["code"]) == (429, "queue_full")
+        assert response.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
+        assert [(await one)[0].status for one in tasks] == [200] * 12
+        await until(lambda: s.app.fleet.endpoints[0].metrics.waiting == 0)
+        assert (await ask(s, 1, objective="batch"))[0].status == 200
+
+
 async def test_a_retry_goes_to_a_pod_with_capacity() -> None:
     async with stack(3, SLOW, {"flowControl": {"maxConcurrentPerPod": 1}}) as s:
         busy = asyncio.ensure_future(ask(s, 100))
