@@ -10,8 +10,10 @@ from proxy.core import params
 from proxy.core.errors import Problem
 from proxy.core.params import Invalid, join, param, suggestion, unknown
 from proxy.scheduling.sections import (
+    BY_REPLICAS,
     DETECTOR,
     FLOW_TYPES,
+    GRPC_PARSERS,
     MAX_SATURATION,
     NOTIFIED,
     SECTION_TYPES,
@@ -248,7 +250,7 @@ class _Reader:
         section = self._load(DataLayerSection, data.get("dataLayer"), "dataLayer") or DataLayerSection()
         for key in CROSS_REPLICA:
             if getattr(section, key) is not None:
-                self._complain(f"dataLayer.{params.camel(key)}", NOT_YET)
+                self._remark(f"dataLayer.{params.camel(key)}", BY_REPLICAS)
         for index, source in enumerate(section.sources):
             path = f"dataLayer.sources[{index}]"
             self._check_role(source.plugin_ref, f"{path}.pluginRef", "data source")
@@ -256,7 +258,7 @@ class _Reader:
                 self._check_role(extractor.plugin_ref, f"{path}.extractors[{at}].pluginRef", "extractor")
         if (discovery := section.discovery) is not None:
             if discovery.peers is not None:
-                self._complain("dataLayer.discovery.peers", NOT_YET)
+                self._remark("dataLayer.discovery.peers", BY_REPLICAS)
             if discovery.endpoints is not None:
                 path = "dataLayer.discovery.endpoints.pluginRef"
                 self._check_role(discovery.endpoints.plugin_ref, path, "discovery")
@@ -307,6 +309,8 @@ class _Reader:
             parsers.append(("parser", older))
         for path, ref in parsers:
             self._check_role(ref.plugin_ref, f"{path}.pluginRef", "parser")
+        if parsers and all(self._names.get(ref.plugin_ref) in GRPC_PARSERS for _, ref in parsers):
+            self._complain(parsers[0][0], ONLY_GRPC)
 
     # References and pieces.
 
@@ -379,11 +383,12 @@ def _equivalent(entry: PluginEntry) -> PluginEntry | None:
 
 
 NOT_YET = "is not yet supported"
+ONLY_GRPC = "is not supported alone, because requests and pods use HTTP: add openai-parser, and use the HTTP port of the pods"
 CROSS_REPLICA = (
     *("peer_discovery", "cross_replica", "cross_replica_syncer_plugin_ref", "cross_replica_sync_interval"),
     "cross_replica_publish_timeout",
 )
-"""Fields of the section `dataLayer` for the exchange of state between replicas; kvlane's is `replicas`."""
+"""Fields of the section `dataLayer` for the exchange of state between replicas."""
 
 RENAMED_TYPES = {
     "by-label-selector": "label-selector-filter",
@@ -398,13 +403,13 @@ RENAMED_TYPES = {
 """Plugin types of earlier releases, which `kvlane import` renames."""
 
 UNSUPPORTED_TYPES: Mapping[str, str] = {
+    "data-parallel-profile-handler": NOT_YET,
+    **dict.fromkeys(
+        ("disaggregatedset-rollout-pod-extractor", "disaggregatedset-rollout-screener"),
+        "is not supported: give the pods of each revision a pool of their own, so that they only work with each other",
+    ),
     **dict.fromkeys(
         (
-            "cross-replica-publisher",
-            "data-parallel-profile-handler",
-            "disaggregatedset-rollout-pod-extractor",
-            "disaggregatedset-rollout-screener",
-            "local-syncer",
             "multicluster-approx-prefix-cache-producer",
             "multicluster-file-discovery",
             "multicluster-kv-cache-utilization-scorer",
@@ -413,12 +418,12 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
             "multicluster-prefix-cache-scorer",
             "multicluster-queue-scorer",
             "multicluster-session-affinity-filter",
-            "p2p-source-producer",
-            "vertexai-parser",
-            "vllmgrpc-parser",
         ),
-        NOT_YET,
+        "is not supported: list the gateways of the clusters as pods, use the type without 'multicluster-', and name "
+        "the metrics of their pools in engineConfigs of core-metrics-extractor",
     ),
+    "thunder-agent": "is not supported: program-aware-fairness orders programs, session-affinity-scorer keeps them on "
+    "their pods, and flowControl.maxTokensPerPod limits the prompt tokens in flight",
     **{old: f"was renamed to {new}" for old, new in RENAMED_TYPES.items()},
     "decision-tree-filter": "no longer exists; list the filters one after the other in a profile",
     "least-kv-cache-filter": "no longer exists; use kv-cache-utilization-scorer",

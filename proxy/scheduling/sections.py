@@ -129,6 +129,13 @@ class TopologyLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSource:
+    prefix_match_info_producer_name: str = param("", "accepted and without effect")
+    min_cached_token_delta: int = param(1, "accepted and without effect", at_least=1)
+    prefill_profile_name: str = param("", "accepted and without effect")
+
+
+@dataclass(frozen=True, slots=True)
 class Reporter:
     attributes: Any = param(None, "accepted and without effect")
 
@@ -155,6 +162,10 @@ class SectionType:
     remark: str = ""
 
 
+BY_REPLICAS = "has no effect: the section `replicas` makes proxies share their state"
+
+GRPC_PARSERS = ("vertexai-parser", "vllmgrpc-parser")
+
 SETTINGS_TYPES: Mapping[str, SectionType] = {
     "metrics-data-source": SectionType(HttpSource, "data source", "metrics"),
     "models-data-source": SectionType(HttpSource, "data source"),
@@ -174,6 +185,14 @@ SETTINGS_TYPES: Mapping[str, SectionType] = {
         NoParameters, "request hook", remark="has no effect: the length of responses is estimated from their limits"
     ),
     "models-responder": SectionType(NoParameters, "request hook"),
+    "p2p-source-producer": SectionType(
+        PeerSource,
+        "request hook",
+        remark="has no effect: pods compute what they do not have cached, and pull no blocks from other pods",
+    ),
+    **dict.fromkeys(
+        ("cross-replica-publisher", "local-syncer"), SectionType(NoParameters, "syncer", remark=BY_REPLICAS)
+    ),
     "endpoint-notification-source": SectionType(NoParameters, "data source"),
     "k8s-notification-source": SectionType(NotificationSource, "data source"),
     "file-discovery": SectionType(FileDiscovery, "discovery", "discovery"),
@@ -182,6 +201,9 @@ SETTINGS_TYPES: Mapping[str, SectionType] = {
     "vllmhttp-parser": SectionType(NoParameters, "parser"),
     "sglanghttp-parser": SectionType(NoParameters, "parser"),
     "passthrough-parser": SectionType(NoParameters, "parser"),
+    **dict.fromkeys(
+        GRPC_PARSERS, SectionType(NoParameters, "parser", remark="has no effect: gRPC requests are not served")
+    ),
 }
 
 
@@ -203,13 +225,16 @@ class SourceRef:
     extractors: tuple[Ref, ...] = param((), "names of extractors")
 
 
+NO_PEERS = "accepted and without effect: see the section replicas"
+
+
 @dataclass(frozen=True, slots=True)
 class Discovery:
     """Where pods come from. Since `llm-d.ai/v1` the reference is in `endpoints`."""
 
     plugin_ref: str = param("", "older spelling of endpoints.pluginRef")
     endpoints: Ref | None = param(None, "name of a discovery")
-    peers: Any = param(None, "not yet supported")
+    peers: Any = param(None, NO_PEERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +242,11 @@ class DataLayerSection:
     inject_defaults: bool = param(True, "scrape the core metrics even where no source is listed")
     sources: tuple[SourceRef, ...] = param((), "what is scraped")
     discovery: Discovery | None = param(None, "where pods come from")
-    peer_discovery: Any = param(None, "not yet supported")
-    cross_replica: Any = param(None, "not yet supported")
-    cross_replica_syncer_plugin_ref: Any = param(None, "not yet supported")
-    cross_replica_sync_interval: Any = param(None, "not yet supported")
-    cross_replica_publish_timeout: Any = param(None, "not yet supported")
+    peer_discovery: Any = param(None, NO_PEERS)
+    cross_replica: Any = param(None, NO_PEERS)
+    cross_replica_syncer_plugin_ref: Any = param(None, NO_PEERS)
+    cross_replica_sync_interval: Any = param(None, NO_PEERS)
+    cross_replica_publish_timeout: Any = param(None, NO_PEERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ ALIKE = 0.85
 _KEYS = ("plugins", "schedulingProfiles")
 LEFT = "which is left out"
 _FOREIGN = re.compile(
-    rf"unknown (field|plugin type|feature gate) |('\S+' )?(is not yet|was renamed|no longer)|.*{LEFT}$"
+    rf"unknown (field|plugin type|feature gate) |('\S+' )?(is not (yet )?supported|was renamed|no longer)|.*{LEFT}$"
 )
 """Messages about pieces that llm-d may have and kvlane does not have. Others are about mistakes."""
 _SUGGESTED = re.compile(r"'([^']+)'; did you mean '([^']+)'")

@@ -195,10 +195,52 @@ def test_the_discovery_of_both_versions(discovery: dict[str, Any]) -> None:
         document(plugin, dataLayer={"discovery": wrong})
 
 
-@pytest.mark.parametrize("section", [{"crossReplica": {"syncInterval": "1s"}}, {"discovery": {"peers": {}}}], ids=str)
-def test_the_exchange_between_replicas_is_not_supported(section: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is not yet supported"):
-        document({"type": "queue-scorer"}, dataLayer=section)
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"crossReplica": {"syncerPluginRef": "local-syncer", "syncInterval": "5ms"}}, "dataLayer.crossReplica"),
+        ({"crossReplicaSyncerPluginRef": "local-syncer"}, "dataLayer.crossReplicaSyncerPluginRef"),
+        ({"peerDiscovery": {"pluginRef": "peers"}}, "dataLayer.peerDiscovery"),
+        ({"discovery": {"peers": {"pluginRef": "peers"}}}, "dataLayer.discovery.peers"),
+    ],
+    ids=str,
+)
+def test_the_exchange_between_replicas_is_a_section_of_its_own(section: dict[str, Any], path: str) -> None:
+    made = document({"type": "local-syncer"}, dataLayer=section)
+    assert not made.problems
+    assert remarks(made) == ["plugins.local-syncer", path]
+    assert "the section `replicas`" in made.remarks[-1].message
+
+
+def test_a_source_of_cached_blocks_has_no_effect() -> None:
+    parameters = {"prefixMatchInfoProducerName": "p", "minCachedTokenDelta": 12288, "prefillProfileName": "prefill"}
+    made = document({"name": "p2p", "type": "p2p-source-producer", "parameters": parameters})
+    assert (made.problems, remarks(made)) == ((), ["plugins.p2p"])
+
+
+def test_parsers_of_grpc_are_accepted_beside_one_of_http() -> None:
+    parsers = [{"type": "openai-parser"}, {"type": "vertexai-parser"}, {"name": "grpc", "type": "vllmgrpc-parser"}]
+    made = document(*parsers, requestHandler={"parsers": refs("openai-parser", "vertexai-parser", "grpc")})
+    assert remarks(made) == ["plugins.vertexai-parser", "plugins.grpc"]
+    for sections, path in (
+        ({"requestHandler": {"parsers": refs("vertexai-parser", "grpc")}}, r"requestHandler\.parsers\[0\]"),
+        ({"parser": {"pluginRef": "grpc"}}, "parser"),
+    ):
+        with pytest.raises(ConfigError, match=f"scheduling.{path}: is not supported alone, .* add openai-parser"):
+            document(*parsers, **sections)
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        ("multicluster-queue-scorer", "list the gateways of the clusters as pods"),
+        ("disaggregatedset-rollout-screener", "a pool of their own"),
+        ("thunder-agent", "program-aware-fairness orders programs"),
+    ],
+)
+def test_an_unsupported_type_is_refused_with_what_to_do_instead(kind: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"plugins.{kind}: '{kind}' is not supported: .*{instead}"):
+        document({"type": kind, "parameters": {"any": 1}})
 
 
 def test_a_band_may_have_a_time_limit_of_its_own() -> None:

@@ -319,10 +319,11 @@ schedulingProfiles:
             "schedulingProfiles.default.plugins[1]",
             "plugins.prefix-cache-scorr",
         ]
-        assert list(map(str, made.missing)) == [
-            "plugins.multicluster-queue-scorer: 'multicluster-queue-scorer' is not yet supported",
-            "schedulingProfiles.default.plugins[1]: refers to 'prefix-cache-scorr', which is left out",
-        ]
+        foreign, reference = map(str, made.missing)
+        assert foreign.startswith("plugins.multicluster-queue-scorer: 'multicluster-queue-scorer' is not supported: ")
+        assert reference == (
+            "schedulingProfiles.default.plugins[1]: refers to 'prefix-cache-scorr', which is left out"
+        )
 
     def test_a_plugin_whose_package_is_missing_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "zmq", None)
