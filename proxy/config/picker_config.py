@@ -7,7 +7,6 @@ from typing import Any
 
 from proxy.core.errors import Problem
 from proxy.fleet.dialects import DEFAULT_ENGINE, DIALECTS, ENGINE_LABELS, Dialect, Dialects, Specs, specs
-from proxy.scheduling.document import NOT_YET
 from proxy.scheduling.sections import CoreMetrics, DataLayer, EngineConfig
 
 Faults = list[Problem]
@@ -19,10 +18,12 @@ def pods_section(pods: Mapping[str, Any], layer: DataLayer, faults: Faults) -> d
     refresh = pods.get("refresh") or {}
     given: dict[str, Any] = {}
     if (source := layer.metrics) is not None:
-        keys = {"caCertPath": source.ca_cert_path, "clientCertPath": source.client_cert_path}
-        for key, path in {**keys, "clientKeyPath": source.client_key_path}.items():
-            if path is not None:
-                faults.append(Problem(f"scheduling.plugins.metrics-data-source.parameters.{key}", NOT_YET))
+        files = {"ca": source.ca_cert_path, "cert": source.client_cert_path, "key": source.client_key_path}
+        if tls := {key: path for key, path in files.items() if path}:
+            own = pods.get("tls") or {}
+            if isinstance(own, Mapping):
+                faults.extend(_twice(f"pods.tls.{key}") for key in tls if key in own)
+                merged["tls"] = {**tls, **own}
         found = {"interval": source.interval, "path": source.path, "port": source.port, "scheme": source.scheme}
         given = {key: value for key, value in found.items() if value is not None}
     if (gpus := layer.gpus) is not None:

@@ -22,6 +22,7 @@ from proxy.scheduling.sections import (
     DataLayer,
     DataLayerSection,
     FlowControlSection,
+    HttpSource,
     MaxSaturationDetector,
     Named,
     Ref,
@@ -264,6 +265,9 @@ class _Reader:
                 self._check_role(discovery.endpoints.plugin_ref, path, "discovery")
             if discovery.plugin_ref:
                 self._check_role(discovery.plugin_ref, "dataLayer.discovery.pluginRef", "discovery")
+        for name, (_, parameters) in named.items():
+            if isinstance(parameters, HttpSource) and parameters.scheme == "https" and not parameters.ca_cert_path:
+                self._remark(f"plugins.{name}.parameters.insecureSkipVerify", VERIFIED)
         fields = {SECTION_TYPES[kind].field: parameters for kind, parameters in named.values()}
         return DataLayer(**{name: parameters for name, parameters in fields.items() if name})
 
@@ -383,7 +387,10 @@ def _equivalent(entry: PluginEntry) -> PluginEntry | None:
 
 
 NOT_YET = "is not yet supported"
-ONLY_GRPC = "is not supported alone, because requests and pods use HTTP: add openai-parser, and use the HTTP port of the pods"
+VERIFIED = "has no effect: certificates are verified; see `pods.tls`"
+ONLY_GRPC = (
+    "is not supported alone, because requests and pods use HTTP: add openai-parser, and use the HTTP port of the pods"
+)
 CROSS_REPLICA = (
     *("peer_discovery", "cross_replica", "cross_replica_syncer_plugin_ref", "cross_replica_sync_interval"),
     "cross_replica_publish_timeout",

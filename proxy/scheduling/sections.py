@@ -18,10 +18,18 @@ class HttpSource:
     path: str | None = param(None, "path of the scrape")
     port: int | None = param(None, "port of the scrape; default: the port of the pod", at_least=1, at_most=65535)
     interval: Duration | None = param(None, "time between two scrapes of one pod", more_than=0)
-    insecure_skip_verify: bool = param(True, "accept any certificate")
-    ca_cert_path: str | None = param(None, "file of the certificate authorities of the pods")
-    client_cert_path: str | None = param(None, "file of the client certificate")
-    client_key_path: str | None = param(None, "file of the key of the client certificate")
+    insecure_skip_verify: bool = param(
+        True, "accepted and without effect: certificates are verified, unless pods.tls.insecureSkipVerify is true"
+    )
+    ca_cert_path: str | None = param(
+        None, "file of the certificate authorities of the pods, for requests too; default: pods.tls.ca"
+    )
+    client_cert_path: str | None = param(
+        None, "file of the client certificate, for requests too; default: pods.tls.cert"
+    )
+    client_key_path: str | None = param(
+        None, "file of the key of the client certificate, for requests too; default: pods.tls.key"
+    )
     families: tuple[str, ...] = param((), "accepted and without effect: only the metrics that are used are parsed")
 
 
@@ -569,8 +577,8 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
 
 
 def sheds_while_full(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a document without the feature gate. The default detector of llm-d refuses sheddable requests
-    while the pods are full, unless another detector does. Without queues this costs other requests nothing."""
+    """Return the values of a document without the feature gate. As llm-d's default detector does, refuse sheddable
+    requests while the pods are full, unless another detector does. Without queues this costs other requests nothing."""
     if "saturation" in given:
         return dict(given)
     shedding, limits = given.get("shedding", {}), UtilizationDetector().limits()

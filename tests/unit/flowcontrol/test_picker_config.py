@@ -136,7 +136,7 @@ class TestTheDefaultDetectorOfLlmD:
         assert (settings.shedding.by_load.queue_depth, settings.limits) == (4, False)
 
     @pytest.mark.parametrize("parameters", [{"k": 0.5}, {"queueDepthThreshold": 9}, {"kvCacheUtilThreshold": 0.9}])
-    def test_an_admitter_that_refuses_less_works_beside_it(self, parameters: dict[str, Any]) -> None:
+    def test_an_admitter_that_refuses_less_does_not_replace_it(self, parameters: dict[str, Any]) -> None:
         settings = of_a_document({"type": "probabilistic-admitter", "parameters": parameters})
         assert settings.shedding.by_load != self.WHILE_FULL
         assert (settings.saturation.detector, settings.saturation.queue_depth) == ("utilization", 5)

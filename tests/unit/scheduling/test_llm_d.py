@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.endpoint import PodTls
 from proxy.core.errors import ConfigError
 from proxy.core.request import InferenceRequest
 from proxy.plugins.producers.agent_identity import AGENT_IDENTITY
@@ -218,7 +219,7 @@ def test_a_source_of_cached_blocks_has_no_effect() -> None:
     assert (made.problems, remarks(made)) == ((), ["plugins.p2p"])
 
 
-def test_parsers_of_grpc_are_accepted_beside_one_of_http() -> None:
+def test_parsers_of_grpc_are_accepted_with_one_of_http() -> None:
     parsers = [{"type": "openai-parser"}, {"type": "vertexai-parser"}, {"name": "grpc", "type": "vllmgrpc-parser"}]
     made = document(*parsers, requestHandler={"parsers": refs("openai-parser", "vertexai-parser", "grpc")})
     assert remarks(made) == ["plugins.vertexai-parser", "plugins.grpc"]
@@ -241,6 +242,33 @@ def test_parsers_of_grpc_are_accepted_beside_one_of_http() -> None:
 def test_an_unsupported_type_is_refused_with_what_to_do_instead(kind: str, instead: str) -> None:
     with pytest.raises(ConfigError, match=f"plugins.{kind}: '{kind}' is not supported: .*{instead}"):
         document({"type": kind, "parameters": {"any": 1}})
+
+
+def test_the_certificates_of_the_metrics_are_those_of_the_pods() -> None:
+    files = {"caCertPath": "ca.pem", "clientCertPath": "kvlane.pem", "clientKeyPath": "kvlane.key"}
+    scheduling = {"plugins": [{"type": "metrics-data-source", "parameters": {"scheme": "https", **files}}]}
+    own = {**PODS, "tls": {"serverName": "vllm"}}
+    pods = from_mapping({"pods": own, "scheduling": scheduling}).pods
+    assert pods.tls == PodTls(ca="ca.pem", cert="kvlane.pem", key="kvlane.key", server_name="vllm")
+    with pytest.raises(ConfigError, match=r"pods\.tls\.ca: is set in scheduling too"):
+        from_mapping({"pods": {**PODS, "tls": {"ca": "other.pem"}}, "scheduling": scheduling})
+    with pytest.raises(ConfigError, match=r"pods\.tls: must be a mapping"):
+        from_mapping({"pods": {**PODS, "tls": 3}, "scheduling": scheduling})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "has_effect"),
+    [
+        ({}, True),
+        ({"scheme": "http"}, True),
+        ({"scheme": "https"}, False),
+        ({"scheme": "https", "caCertPath": "a"}, True),
+    ],
+    ids=str,
+)
+def test_certificates_are_verified_and_a_remark_says_so(parameters: dict[str, str], has_effect: bool) -> None:
+    made = read({"plugins": [{"type": "metrics-data-source", "parameters": parameters}]})
+    assert remarks(made) == ([] if has_effect else ["plugins.metrics-data-source.parameters.insecureSkipVerify"])
 
 
 def test_a_band_may_have_a_time_limit_of_its_own() -> None:

@@ -321,9 +321,7 @@ schedulingProfiles:
         ]
         foreign, reference = map(str, made.missing)
         assert foreign.startswith("plugins.multicluster-queue-scorer: 'multicluster-queue-scorer' is not supported: ")
-        assert reference == (
-            "schedulingProfiles.default.plugins[1]: refers to 'prefix-cache-scorr', which is left out"
-        )
+        assert reference == ("schedulingProfiles.default.plugins[1]: refers to 'prefix-cache-scorr', which is left out")
 
     def test_a_plugin_whose_package_is_missing_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "zmq", None)
