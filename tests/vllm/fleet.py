@@ -190,6 +190,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> float:
     return time.monotonic()
 
 
+def wait_until_equal(read: Callable[[], object], expected: object, seconds: float = 10.0) -> float:
+    """The time at which this was read; raises AssertionError with what was read last if it does not come."""
+    deadline = time.monotonic() + seconds
+    while (found := read()) != expected:
+        assert time.monotonic() < deadline, f"{found} instead of {expected} after {seconds:g} s"
+        time.sleep(0.01)
+    return time.monotonic()
+
+
 def sum_of(exposition: str, metric: str) -> float:
     found = re.findall(rf"^{re.escape(metric)}(?:\{{.*\}})? (\S+)$", exposition, re.M)
     assert found, f"no {metric} is exposed"

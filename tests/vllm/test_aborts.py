@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.fleet import MODEL, Fleet, wait_until
+from tests.vllm.fleet import MODEL, Fleet, wait_until_equal
 
 pytestmark = pytest.mark.vllm
 
@@ -23,13 +23,14 @@ ENDLESS = {"model": MODEL, "prompt": "Tell me", "max_tokens": 8000, "ignore_eos"
 
 @pytest.fixture(autouse=True)
 def nothing_runs(fleet: Fleet) -> None:
-    wait_until(lambda: fleet.busy() == 0 and fleet.proxy.in_flight() == 0)
+    wait_until_equal(fleet.busy, 0)
+    wait_until_equal(fleet.proxy.in_flight, 0)
 
 
 def test_a_stream_before_its_first_token_is_aborted(fleet: Fleet, record_property: Any) -> None:
     prompt = [random.randrange(300, 4000) for _ in range(8000)]
     with fleet.http.pending("/v1/completions", {**ENDLESS, "prompt": prompt, "stream": True}) as stream:
-        wait_until(lambda: fleet.busy() == 1)
+        wait_until_equal(fleet.busy, 1)
         made = generated(fleet)
         took = seconds_to_idle(fleet, stream.hang_up())
     assert generated(fleet) == made, "the first token was there already"
@@ -48,7 +49,7 @@ def test_a_stream_in_the_middle_is_aborted(fleet: Fleet, record_property: Any) -
 
 def test_a_complete_response_is_aborted(fleet: Fleet, record_property: Any) -> None:
     with fleet.http.pending("/v1/completions", ENDLESS) as response:
-        wait_until(lambda: fleet.busy() == 1)
+        wait_until_equal(fleet.busy, 1)
         took = seconds_to_idle(fleet, response.hang_up())
     assert took < LONGEST
     record_property("idle after", f"{took * 1000:.0f} ms")
@@ -59,7 +60,7 @@ def test_clients_that_leave_together_leave_nothing_behind(fleet: Fleet, record_p
     with contextlib.ExitStack() as stack:
         bodies = [{**ENDLESS, "prompt": f"Tell {number} people", "stream": True} for number in range(40)]
         streams = [stack.enter_context(fleet.http.pending("/v1/completions", body)) for body in bodies]
-        wait_until(lambda: fleet.busy() == 40)
+        wait_until_equal(fleet.busy, 40)
         shares = [engine.busy() for engine in fleet.engines]
         left = [stream.hang_up() for stream in streams][-1]
         took = seconds_to_idle(fleet, left)
@@ -70,8 +71,8 @@ def test_clients_that_leave_together_leave_nothing_behind(fleet: Fleet, record_p
 
 
 def seconds_to_idle(fleet: Fleet, left: float) -> float:
-    idle = wait_until(lambda: fleet.busy() == 0)
-    wait_until(lambda: fleet.proxy.in_flight() == 0)
+    idle = wait_until_equal(fleet.busy, 0)
+    wait_until_equal(fleet.proxy.in_flight, 0)
     return idle - left
 
 

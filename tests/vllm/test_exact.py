@@ -17,7 +17,7 @@ import yaml
 
 from tests.vllm import fleet as fleets
 from tests.vllm.client import EngineResponse
-from tests.vllm.fleet import ADAPTER, BLOCK, MODEL, Fleet, wait_until
+from tests.vllm.fleet import ADAPTER, BLOCK, MODEL, Fleet, wait_until, wait_until_equal
 from tests.vllm.test_prefix import cached, text
 
 pytest.importorskip("zmq", reason="needs the extra: pip install 'kvlane[precise]'")
@@ -218,8 +218,10 @@ def test_an_engine_whose_cache_was_reset_is_not_matched(fleet: Fleet, tmp_path: 
         home = predictions.ask(CHAT, messages=question(document)).pod
         predictions.ask(CHAT, messages=question(document))
         assert exact.engine(home).http.post("/reset_prefix_cache", b"").status == 200
-        wait_until(lambda: exact.busy() == 0)
+        wait_until_equal(exact.busy, 0)
+        known = exact.proxy.sum(KNOWN)
         exact.engine(home).http.post(COMPLETIONS, {"model": MODEL, "prompt": text(40), "max_tokens": 2})
+        wait_until(lambda: exact.proxy.sum(KNOWN) <= known - 300 / BLOCK)  # the event takes a moment
         predictions.ask(CHAT, messages=question(document))
         predictions.check(record_property)
 

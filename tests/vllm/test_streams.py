@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.client import EngineResponse
-from tests.vllm.fleet import MODEL, Fleet, proxy, wait_until
+from tests.vllm.fleet import MODEL, Fleet, proxy, wait_until_equal
 from tests.vllm.tap import Tap
 
 pytestmark = pytest.mark.vllm
@@ -74,11 +74,11 @@ def test_the_request_id_of_the_client_reaches_the_engine(fleet: Fleet) -> None:
 
 def test_a_stream_arrives_while_it_is_generated(fleet: Fleet, record_property: Any) -> None:
     """The first bytes are there while the engine still works on the rest."""
-    body = {"model": MODEL, "prompt": "Hello", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": "Hello", "stream": True, "max_tokens": 8000, "ignore_eos": True}
     with fleet.http.pending("/v1/completions", body) as stream:
         assert stream.read(6) == b"data: "
-        wait_until(lambda: fleet.busy() == 1)
-    record_property("tokens of the response", 400)
+        wait_until_equal(fleet.busy, 1)
+    record_property("tokens of the response", 8000)
 
 
 def text_of(response: EngineResponse) -> str:

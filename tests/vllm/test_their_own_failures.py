@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.client import Client, EngineResponse, Pending
-from tests.vllm.fleet import MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until
+from tests.vllm.fleet import MODEL, Engine, Proxy, Start, Vllm, proxy, started, wait_until, wait_until_equal
 
 pytestmark = pytest.mark.vllm
 
@@ -28,7 +28,7 @@ DRAIN = 8
 """Seconds in which a stopping engine finishes its requests."""
 
 BOUNDED = ("--max-num-seqs", "4", "--max-num-queued-reqs", "4", "--shutdown-timeout", str(DRAIN))
-STREAMED, WHOLE = 6000, 3000
+STREAMED, WHOLE = 8000, 6000
 """Tokens: of streams, which last until it happens, and of complete responses."""
 
 STREAMS, WHOLES = 2, 1
@@ -126,7 +126,7 @@ def test_streams_of_a_freezing_engine_end_with_an_error(
             assert bounded.http.get("/health").status == 200
         finally:
             bounded.program.signal_workers(signal.SIGCONT)
-    wait_until(lambda: bounded.busy() == 0)
+    wait_until_equal(bounded.busy, 0)
 
 
 def test_an_engine_that_finishes_before_it_stops_gets_no_new_requests(
@@ -205,9 +205,9 @@ def under_way(pair: Pair) -> Iterator[tuple[list[Pending], list[Future[EngineRes
                 for number in range(WHOLES):
                     body = body_of(WHOLE, prompt=f"Say {number}")
                     wholes.append(clients.submit(pair.proxy.http.post, COMPLETIONS, body))
-                wait_until(lambda: pair.proxy.in_flight() == len(streams) + len(wholes))
+                wait_until_equal(pair.proxy.in_flight, len(streams) + len(wholes))
                 assert pair.load_on(engine) == STREAMS + WHOLES
-        wait_until(lambda: pair.survivor.busy() + pair.victim.busy() == len(streams) + len(wholes))
+        wait_until_equal(lambda: pair.survivor.busy() + pair.victim.busy(), len(streams) + len(wholes))
         yield streams, wholes
 
 
