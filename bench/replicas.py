@@ -1,11 +1,13 @@
 """What it is worth that proxies of one deployment know of each other, what that costs, and what it takes to upset them.
 
-    python bench/replicas.py [--only placement|faults|cost|transport] [--seconds 20] [--rounds 2] [--trace FILE]
+    python bench/replicas.py [--only placement|faults|cost|transport] [--seconds 20] [--rounds 2]
+                             [--trace FILE [--time-scale 4]] [--proxies 1,2]
 
 Placement: conversations before four simulated pods that together hold all of them, every request through any of the
 proxies, as a balancer deals them: one proxy, two and four over a Redis that is started here, and two and four that do
 not know of each other. The requests and their moments are the same for all. With `--trace` they are a part of it,
-another one for each round, before four pods like `generic-8b`, four times as fast, with 410,000 tokens of KV each.
+another one for each round, before four pods like `generic-8b` with 410,000 tokens of KV each. Their clock runs
+`--time-scale` times as fast, four times by default, which makes news that many times as late.
 
 Faults: two proxies under that load; one is killed and started again, Redis is killed and started again empty, and a
 wall stands before Redis for ten seconds. Requests that fail though their own proxy lives; the seconds until each proxy
@@ -68,7 +70,7 @@ PODS = 4
 IN_FLIGHT = "kvlane_endpoint_in_flight_requests"
 LEASE = 5.0
 GRACE = 60.0
-VARIANTS = {
+VARIANTS: dict[str, tuple[int, bool]] = {
     "1": (1, True),
     "2": (2, True),
     "4": (4, True),
@@ -76,7 +78,7 @@ VARIANTS = {
     "4, nothing shared": (4, False),
 }
 SYSTEMS, SYSTEM_BYTES, TURN_BYTES, TURNS, THINK = 4, 6000, 1200, 6, 2.0
-LARGE = ("--gpu", "generic-8b", "--gpu-blocks", "25600", "--time-scale", "4")
+LARGE = ("--gpu", "generic-8b", "--gpu-blocks", "25600")
 LONGEST = 100_000
 """Tokens of a request of a trace."""
 
@@ -107,6 +109,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second, of all proxies together")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines in Mooncake's format, .gz or not")
+    parser.add_argument("--time-scale", type=float, default=4.0, help="how much faster the clock of a trace's pods is")
+    parser.add_argument("--proxies", metavar="N,…", help="variants of placement with this many only [default: all]")
     parser.add_argument("--only", choices=("placement", "faults", "cost", "transport"))
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -286,14 +290,16 @@ async def _ready(proxy: Served, others: int) -> None:
 
 
 async def placement(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    outcomes = {name: Outcome() for name in VARIANTS}
+    counts = {int(count) for count in options.proxies.split(",")} if options.proxies else {1, 2, 4}
+    variants = {name: variant for name, variant in VARIANTS.items() if variant[0] in counts}
+    outcomes = {name: Outcome() for name in variants}
     for number in range(options.rounds):
-        for name, (count, shares) in VARIANTS.items():
+        for name, (count, shares) in variants.items():
             if options.trace is None:
                 turns, path, sim = _turns(random.Random(number), options.seconds, options.rate), PATH, ()
             else:
                 turns = _of_trace(options.trace, number, options.seconds, options.rate)
-                path, sim = "/v1/completions", LARGE
+                path, sim = "/v1/completions", (*LARGE, "--time-scale", str(options.time_scale))
             with tempfile.TemporaryDirectory() as folder:
                 async with AsyncExitStack() as stack:
                     redis = await stack.enter_async_context(store(Path(folder))) if shares and count > 1 else None
