@@ -23,8 +23,7 @@ class MaxScorePicker(Picker):
     random: Random
     max_num_of_endpoints: int = param(
         0,
-        "most pods that a decision names, the chosen one included; 0: all. Retries on other pods are not limited",
-        at_least=0,
+        "most pods that a decision names, the chosen one included; 0 or less: all. Retries on other pods are not limited",
     )
 
     def pick(
@@ -48,7 +47,7 @@ class MaxScorePicker(Picker):
                 return self._drawn(endpoints, scores)
             before = recent
             ordered.append(endpoints[at])
-        if self.max_num_of_endpoints:
+        if self.max_num_of_endpoints > 0:
             del ordered[self.max_num_of_endpoints :]
         return ordered
 
@@ -58,4 +57,4 @@ class MaxScorePicker(Picker):
         for at, (endpoint, score) in enumerate(zip(endpoints, scores, strict=True)):
             load, draw = endpoint.load, weighted_draw(endpoint.weight, self.random)
             ranks.append((-score, load.crowding, load.recent, draw, at, endpoint))
-        return [rank[-1] for rank in sorted(ranks)[: self.max_num_of_endpoints or None]]
+        return [rank[-1] for rank in sorted(ranks)[: max(0, self.max_num_of_endpoints) or None]]

@@ -21,12 +21,11 @@ class RandomPicker(Picker):
     random: Random
     max_num_of_endpoints: int = param(
         0,
-        "most pods that a decision names, the chosen one included; 0: all. Retries on other pods are not limited",
-        at_least=0,
+        "most pods that a decision names, the chosen one included; 0 or less: all. Retries on other pods are not limited",
     )
 
     def pick(
         self, run: ProfileRun, request: InferenceRequest, scored: Sequence[ScoredEndpoint]
     ) -> list[ScoredEndpoint]:
         ordered = weighted_order(scored, [one.endpoint.weight for one in scored], self.random)
-        return ordered[: self.max_num_of_endpoints or None]
+        return ordered[: max(0, self.max_num_of_endpoints) or None]

@@ -22,8 +22,7 @@ class WeightedRandomPicker(Picker):
     random: Random
     max_num_of_endpoints: int = param(
         0,
-        "most pods that a decision names, the chosen one included; 0: all. Retries on other pods are not limited",
-        at_least=0,
+        "most pods that a decision names, the chosen one included; 0 or less: all. Retries on other pods are not limited",
     )
 
     def pick(
@@ -31,4 +30,4 @@ class WeightedRandomPicker(Picker):
     ) -> list[ScoredEndpoint]:
         scored_any = any(one.score > 0 for one in scored)
         weights = [one.endpoint.weight * (one.score if scored_any else 1.0) for one in scored]
-        return weighted_order(scored, weights, self.random)[: self.max_num_of_endpoints or None]
+        return weighted_order(scored, weights, self.random)[: max(0, self.max_num_of_endpoints) or None]

@@ -18,7 +18,7 @@ from proxy.plugins.endpoint_data import reads_load
 class ActiveRequestScorer(Scorer):
     """1 up to `idleThreshold` requests, above it (max - requests) / max * maxBusyScore with the candidates' max."""
 
-    idle_threshold: int = param(0, "number of requests up to which a pod counts as idle", at_least=0)
+    idle_threshold: int = param(0, "number of requests up to which a pod counts as idle; below 0: 0")
     max_busy_score: float = param(1.0, "upper limit of the score of a busy pod; outside [0, 1]: 1")
     request_timeout: Duration | None = param(
         None, "accepted and without effect: the end of every request is counted exactly"
@@ -27,7 +27,7 @@ class ActiveRequestScorer(Scorer):
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         active = [endpoint.load.requests for endpoint in endpoints]
-        busiest, idle = max(active), self.idle_threshold
+        busiest, idle = max(active), max(0, self.idle_threshold)
         if busiest <= idle:
             return [1.0] * len(active)
         scale = self.max_busy_score if 0.0 <= self.max_busy_score <= 1.0 else 1.0

@@ -26,6 +26,6 @@ class HeaderLabelAffinityScorer(Scorer):
 
     def score(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
         wanted = request.headers.get(self.header_name.lower())
-        if wanted is None:
+        if not wanted:
             return [0.0] * len(endpoints)
         return [1.0 if endpoint.labels.get(self.label_key) == wanted else 0.0 for endpoint in endpoints]

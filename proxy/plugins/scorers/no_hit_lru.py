@@ -15,6 +15,8 @@ from proxy.core.request import DataKey, InferenceRequest
 from proxy.core.state import PluginState
 from proxy.prefix.match import PrefixMatch, reads_prefix_match
 
+DEFAULT_SIZE = 1024
+
 UNUSED = "accepted and without effect: matches come from a producer, see prefixMatchInfoProducerName"
 
 
@@ -25,7 +27,7 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
     1 - i/(n-1) in their order, the others 1 - (never used + position among them, oldest 0)/(n-1)."""
 
     state: PluginState
-    lru_size: int = param(1024, "number of pods to remember", at_least=1)
+    lru_size: int = param(DEFAULT_SIZE, f"number of pods to remember; not above 0: {DEFAULT_SIZE}")
     prefix_plugin_type: str = param("", UNUSED)
     prefix_plugin_name: str = param("", UNUSED)
     match: DataKey[PrefixMatch] = reads_prefix_match()
@@ -41,12 +43,11 @@ class NoHitLruScorer(Scorer, PreRequest, EndpointRemoved):
         return self._cold_scores(endpoints)
 
     def pre_request(self, attempt: Attempt, endpoint: Endpoint) -> None:
-        request = attempt.request
-        if request.state.read(self.match) is None or self._is_warm(request, list(attempt.decision.candidates())):
+        if self._is_warm(attempt.request, list(attempt.decision.candidates())):
             return
         self._lru[endpoint] = None
         self._lru.move_to_end(endpoint)
-        if len(self._lru) > self.lru_size:
+        if len(self._lru) > (self.lru_size if self.lru_size > 0 else DEFAULT_SIZE):
             self._lru.popitem(last=False)
 
     def endpoint_removed(self, endpoint: Endpoint) -> None:

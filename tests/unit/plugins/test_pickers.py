@@ -152,7 +152,7 @@ class TestRoundRobin:
 
 @pytest.mark.parametrize("kind", ["max-score-picker", "random-picker", "weighted-random-picker"])
 @pytest.mark.parametrize("scores", [[0.1, 0.2, 0.3], [0.5, 0.5, 0.5]])
-@pytest.mark.parametrize(("most", "named"), [(0, 3), (1, 1), (2, 2), (9, 3)])
+@pytest.mark.parametrize(("most", "named"), [(-1, 3), (0, 3), (1, 1), (2, 2), (9, 3)])
 def test_a_decision_names_as_many_endpoints_as_are_configured(
     kind: str, scores: list[float], most: int, named: int
 ) -> None:

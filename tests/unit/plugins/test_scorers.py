@@ -52,7 +52,7 @@ class TestLoadAware:
 
 
 class TestActiveRequests:
-    @given(counts=counts, idle=st.integers(0, 50), most=st.floats(-1, 2))
+    @given(counts=counts, idle=st.integers(-5, 50), most=st.floats(-1, 2))
     def test_idle_pods_score_1_and_busy_ones_their_distance_to_the_busiest(
         self, counts: list[int], idle: int, most: float
     ) -> None:
@@ -61,7 +61,7 @@ class TestActiveRequests:
             "active-request-scorer", [pod(requests=count) for count in counts], idleThreshold=idle, maxBusyScore=most
         )
         for count, given_score in zip(counts, scores, strict=True):
-            expected = 1.0 if count <= idle else (max(counts) - count) / max(counts) * scale
+            expected = 1.0 if count <= max(0, idle) else (max(counts) - count) / max(counts) * scale
             assert given_score == pytest.approx(expected)
 
     def test_the_old_timeout_is_accepted(self) -> None:
@@ -113,7 +113,9 @@ class TestHeaderLabel:
         assert score("header-label-affinity-scorer", pods, request(x_zone="a"), **self.PARAMETERS) == [1.0, 0.0, 0.0]
 
     def test_without_the_header_all_pods_score_0(self) -> None:
-        assert score("header-label-affinity-scorer", [pod(), pod(labels={"zone": ""})], **self.PARAMETERS) == [0, 0]
+        pods = [pod(), pod(labels={"zone": ""})]
+        for asked in (request(), request(x_zone="")):
+            assert score("header-label-affinity-scorer", pods, asked, **self.PARAMETERS) == [0, 0]
 
     def test_both_parameters_are_required(self) -> None:
         assert "labelKey: is required" in fault("header-label-affinity-scorer", headerName="x")

@@ -133,11 +133,11 @@ def test_each_stage_of_a_cold_request_counts_for_its_own_pod() -> None:
     assert scorer.score(RUN, ask(0), [decode, another]) == [0.0, 1.0]
 
 
-def test_a_prompt_without_state_is_cold_and_does_not_change_the_lru() -> None:
+def test_a_prompt_of_which_nothing_is_known_is_cold() -> None:
     scorer = no_hit()
     assert scorer.score(RUN, UNKNOWN, PODS[:2]) == [1.0, 0.0]
     send(scorer, UNKNOWN, PODS[0])
-    assert scorer.score(RUN, ask(0), PODS[:2]) == [1.0, 0.0]
+    assert scorer.score(RUN, UNKNOWN, PODS[:2]) == [0.0, 1.0], "such prompts alternate too"
 
 
 def test_a_warm_request_does_not_change_the_lru() -> None:
@@ -153,6 +153,7 @@ def test_scoring_does_not_change_the_lru() -> None:
 
 def test_the_lru_is_bounded_and_drops_removed_endpoints() -> None:
     assert no_hit(PODS[0], PODS[1], size=1).score(RUN, ask(0), PODS[:2]) == [1.0, 0.0]
+    assert no_hit(PODS[1], PODS[0], size=0).score(RUN, ask(0), PODS[:2]) == [0.0, 1.0], "not above 0 is the default"
     scorer = no_hit(PODS[0])
     assert scorer.score(RUN, ask(0), PODS[:2]) == [0.0, 1.0]
     scorer.endpoint_removed(PODS[0])
