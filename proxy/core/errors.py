@@ -189,6 +189,10 @@ class WaitedTooLong(FlowControlRefusal, code="queue_timeout", reason=Reason.TTL_
     pass
 
 
+class NoPodInTime(FlowControlRefusal, status=503, code="no_endpoints", reason=Reason.NO_ENDPOINTS):
+    """The request waited for the first ready pod of the pool."""
+
+
 class DeadlineExceeded(FlowControlRefusal, code="deadline", reason=Reason.DEADLINE):
     """The deadline of the request, or its objective, has passed or cannot be met."""
 

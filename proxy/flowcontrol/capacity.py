@@ -26,7 +26,7 @@ class Capacity:
     """Free capacity of the pods, counting all requests that workers reported. `inside` are the admitted requests of
     this worker, `unsent` the admitted requests that are not sent yet.
 
-    Requests for a model that no pod serves do not wait.
+    Requests for a model that no pod serves do not wait, except for the first ready pod with `noEndpointTimeout`.
     """
 
     settings: FlowControlSettings
@@ -41,11 +41,16 @@ class Capacity:
         if self.settings.ceilings == "reflective":
             self._reflection.admitted(self.saturation(), self.clock.now())
 
+    @property
+    def lacks_pods(self) -> bool:
+        """Whether requests wait for the first ready pod."""
+        return self.settings.no_endpoint_timeout is not None and not self.fleet.ready
+
     def in_all(self, entry: QueueEntry) -> bool:
         """Return whether all pods together have capacity."""
         settings, ready = self.settings, self.fleet.ready
         if not self.fleet.endpoints_for(entry.request.model):
-            return True
+            return not self.lacks_pods
         most, tokens = settings.max_concurrent, settings.max_tokens
         if most is not None and len(self.inside) + sum(pod.load.remote_requests for pod in ready) >= most:
             return False

@@ -18,6 +18,7 @@ from proxy.core.errors import (
     Displaced,
     Evicted,
     FlowControlRefusal,
+    NoPodInTime,
     QueueFull,
     Reason,
     Shed,
@@ -288,7 +289,7 @@ class FlowControl(Admission):
     def _evict_for(self, entry: QueueEntry, anywhere: bool) -> None:
         """End the least urgent request that may be ended for this one; of equals the one admitted last. If that is not
         enough, another follows when it has ended."""
-        if not self._settings.evict_sheddable or self._clock.now() < self._evicts_from:
+        if not self._settings.evict_sheddable or self._clock.now() < self._evicts_from or self.capacity.lacks_pods:
             return
         if any(ticket.is_evicted for ticket in self._inside):
             return
@@ -326,7 +327,8 @@ class FlowControl(Admission):
     async def _wait(self, ticket: QueueTicket) -> None:
         """Wait for admission. Raise FlowControlRefusal."""
         entry, now = ticket.entry, self._clock.now()
-        timeout = entry.band.timeout_of(entry.request)
+        longest = self._settings.no_endpoint_timeout if self.capacity.lacks_pods else None
+        timeout = entry.band.timeout_of(entry.request, longest)
         expires, needed = entry.since + timeout, self._needed_by(entry)
         seconds = min(expires, needed) - now
         try:
@@ -335,8 +337,10 @@ class FlowControl(Admission):
         except TimeoutError:
             if ticket in self._inside:
                 return
-            if expires <= needed:
-                late: FlowControlRefusal = WaitedTooLong(f"No pod had capacity within {timeout:g} s.")
+            if expires <= needed and self.capacity.lacks_pods:
+                late: FlowControlRefusal = NoPodInTime(f"No pod was ready within {timeout:g} s. Retry shortly.")
+            elif expires <= needed:
+                late = WaitedTooLong(f"No pod had capacity within {timeout:g} s.")
             else:
                 late = DeadlineExceeded(f"No pod had capacity before the {self._name_of(entry)} of the request.")
             raise self.refusal(entry, late) from None

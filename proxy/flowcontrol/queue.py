@@ -343,15 +343,17 @@ class Band:
             if flow.entries:
                 yield tenant, len(flow.entries), next(iter(flow.entries)).since
 
-    def timeout_of(self, request: InferenceRequest) -> float:
-        """Return how long the request may wait: as long as any of the band, or less on the client's request."""
+    def timeout_of(self, request: InferenceRequest, longest: float | None = None) -> float:
+        """Return how long the request may wait: as long as any of the band unless given, or less on the client's
+        request."""
+        longest = self.timeout if longest is None else longest
         given = request.headers.get(TTL_HEADER)
         if given is None:
-            return self.timeout
+            return longest
         try:
-            return min(parse_duration(given) or self.timeout, self.timeout)
+            return min(parse_duration(given) or longest, longest)
         except ValueError:  # an invalid header limits nothing
-            return self.timeout
+            return longest
 
     def key(self, request: InferenceRequest, since: float) -> float:
         """Within a flow the smallest goes first."""

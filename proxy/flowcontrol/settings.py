@@ -98,7 +98,7 @@ class Shedding:
 
 @dataclass(frozen=True, slots=True)
 class FlowControlSettings:
-    """Queues. Without a cap and a detector every request is admitted at once."""
+    """Queues. Without a cap, a detector and `noEndpointTimeout` every request is admitted at once."""
 
     max_concurrent: int | None = param(
         None, "largest number of requests in flight on all pods together; further ones wait", at_least=1
@@ -129,6 +129,12 @@ class FlowControlSettings:
     queue_timeout: Duration = param(
         Duration(60.0), "longest time that a request waits; then it is refused with 429", more_than=0
     )
+    no_endpoint_timeout: Duration | None = param(
+        None,
+        "longest time that a request waits while the pool has no ready pod; then, or at once if null, it is refused "
+        "with 503",
+        more_than=0,
+    )
     ordering: Ordering = param(
         "fcfs", "order of the requests of a tenant: fcfs by arrival, edf by deadline, slo-deadline by latency objective"
     )
@@ -152,7 +158,7 @@ class FlowControlSettings:
     def limits(self) -> bool:
         """Whether requests can ever wait."""
         caps = (self.max_concurrent, self.max_concurrent_per_pod, self.max_tokens, self.max_tokens_per_pod)
-        return any(caps) or self.saturation.detector != "none"
+        return any(caps) or self.saturation.detector != "none" or self.no_endpoint_timeout is not None
 
     @property
     def sheds(self) -> bool:
@@ -199,6 +205,8 @@ def warnings(settings: FlowControlSettings, path: str, request_seconds: float) -
         yield f"{path}: requests never wait, because there is no cap, such as maxConcurrentPerPod, and no detector."
     bands = [(f"bands[{index}].", band) for index, band in enumerate(settings.bands)]
     timeouts = [("queueTimeout", settings.queue_timeout)]
+    if settings.no_endpoint_timeout is not None:
+        timeouts.append(("noEndpointTimeout", settings.no_endpoint_timeout))
     timeouts += [(f"{at}queueTimeout", band.queue_timeout) for at, band in bands if band.queue_timeout is not None]
     for name, seconds in timeouts:
         if seconds >= request_seconds:

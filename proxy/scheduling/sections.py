@@ -269,6 +269,8 @@ SHEDDABLE = -1
 NO_TIMEOUT = Duration(86400.0)
 """Stands for no own timeout: `reliability.timeouts.request` limits the request in any case."""
 
+DEFAULT_TTL = Duration(60.0)
+
 NO_CEILING = 1e9
 
 STEEP = 1e9
@@ -515,7 +517,9 @@ class FlowControlSection:
         None, "that a request may wait; 0 is no limit", key="defaultRequestTTL"
     )
     no_endpoint_request_ttl: Duration | None = param(
-        None, "accepted and without effect: requests do not wait for the first ready pod", key="noEndpointRequestTTL"
+        None,
+        "that a request may wait while no pod is ready; 0 is no limit; default: defaultRequestTTL",
+        key="noEndpointRequestTTL",
     )
     saturation_detector: DetectorRef | None = param(None, "the saturation detector")
     usage_limit_policy_plugin_ref: str = param("", "name of a usage limit policy")
@@ -523,6 +527,11 @@ class FlowControlSection:
     default_priority_band: DefaultBand = field(default_factory=DefaultBand)
     default_negative_priority_band: DefaultBand | None = param(None, "of priorities below 0 that are not listed")
     priority_bands: tuple[PriorityBand, ...] = param((), "bands by priority")
+
+    @property
+    def no_endpoint_ttl(self) -> Duration:
+        given = (self.no_endpoint_request_ttl, self.default_request_ttl)
+        return next((ttl for ttl in given if ttl is not None), DEFAULT_TTL)
 
     def refs(self) -> list[tuple[str, str, str]]:
         """Return (path, name, role) of all references; a missing name is empty."""
@@ -568,6 +577,7 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
         "maxQueued": section.max_requests or None,
         "maxQueuedBytes": section.max_bytes or None,
         "queueTimeout": _timeout(section.default_request_ttl),
+        "noEndpointTimeout": _timeout(section.no_endpoint_ttl),
         "ceilings": _value(named, limit, "") or None,
         "leastService": next((each.least_service() for kind, each in named.values() if kind == PROGRAM_AWARE), None),
         "evictSheddable": section.enable_eviction or None,

@@ -22,7 +22,7 @@ class WeightedRandomPicker(Picker):
     random: Random
     max_num_of_endpoints: int = param(
         0,
-        "most pods that a decision names, the chosen one included; 0 or less: all. Retries on other pods are not limited",
+        "most pods that a decision names, the chosen one included; 0 or less: all. Retries are not limited",
     )
 
     def pick(

@@ -13,13 +13,14 @@ import pytest
 
 from proxy.core.attempt import Attempt, Stage, Usage
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint, EndpointState, Freshness
+from proxy.core.endpoint import Endpoint, EndpointState, Freshness, update
 from proxy.core.errors import FlowControlRefusal, Reason
 from proxy.core.params import Duration, Size
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.store import Pods
 from proxy.flowcontrol.controller import FlowControl, FlowSeries
+from proxy.flowcontrol.queue import QueueEntry
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, Saturation
 
 
@@ -452,6 +453,56 @@ async def test_a_request_that_exceeds_the_queue_timeout_is_refused() -> None:
         assert it.refused["b"].reason is Reason.TTL_EXPIRED
         await it.leave("a")
         assert it.names == "a"
+
+
+class TestWithoutAReadyPod:
+    async def test_requests_wait_for_the_first_one(self) -> None:
+        async with world(no_endpoint_timeout=30.0) as it:
+            pods, it.pods = it.pods, []
+            await it.come("a", "b")
+            assert it.control.queue.length == 2
+            it.pods = pods
+            it.control.admit_waiting()
+            await it.settle()
+            assert (it.names, it.refused) == ("ab", {})
+
+    async def test_they_are_refused_with_503_when_none_becomes_ready(self) -> None:
+        async with world(no_endpoint_timeout=0.02, queue_timeout=30.0) as it:
+            it.pods = []
+            await it.come("a")
+            await asyncio.sleep(0.05)
+            await it.settle()
+            refusal = it.refused["a"]
+            assert (refusal.status, refusal.code, refusal.reason) == (503, "no_endpoints", Reason.NO_ENDPOINTS)
+            assert it.watcher.not_served == [("0", "rejected-no-endpoints")]
+
+    async def test_a_client_may_shorten_the_wait(self) -> None:
+        async with world(no_endpoint_timeout=30.0) as it:
+            it.pods = []
+            await it.come("a", headers={"x-llm-d-inference-ttl": "20ms"})
+            await asyncio.sleep(0.05)
+            await it.settle()
+            assert "within 0.02 s" in str(it.refused["a"])
+
+    async def test_a_model_that_no_ready_pod_serves_does_not_wait(self) -> None:
+        async with world(no_endpoint_timeout=30.0) as it:
+            entry = QueueEntry(InferenceRequest("r", "/", "other"), it.control.queue.band(0), 0.0, lambda refusal: None)
+            for pod in it.pods:
+                update(pod, models=frozenset({"m"}))
+            assert it.control.capacity.in_all(entry)
+            it.pods = []
+            assert not it.control.capacity.in_all(entry)
+
+    async def test_no_running_request_is_evicted_for_them(self) -> None:
+        async with world(no_endpoint_timeout=30.0, evict_sheddable=True) as it:
+            await it.come("batch", priority=-1)
+            pods, it.pods = it.pods, []
+            await it.come("chat", priority=1)
+            assert (it.control.queue.length, it.refused) == (1, {})
+            it.pods = pods
+            it.control.admit_waiting()
+            await it.settle()
+            assert it.order == ["batch", "chat"]
 
 
 async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:

@@ -70,6 +70,7 @@ def test_all_fields_become_the_section_of_the_same_name() -> None:
         ],
     )
     assert (settings.max_queued, settings.max_queued_bytes, settings.queue_timeout) == (1000, 10 << 30, 30.0)
+    assert settings.no_endpoint_timeout == 300.0
     assert settings.evict_sheddable
     saturation = settings.saturation
     assert (saturation.detector, saturation.requests, saturation.tokens) == ("concurrency", 64, 1_000_000)
@@ -78,6 +79,21 @@ def test_all_fields_become_the_section_of_the_same_name() -> None:
         BandSettings(0, "", 5000, Size(1 << 30), fairness="round-robin", ordering="edf", ceiling=0.75),
         BandSettings(-1, "", 100, fairness="strict", ordering="fcfs", ceiling=0.5),
     )
+
+
+@pytest.mark.parametrize(
+    ("section", "seconds"),
+    [
+        ({}, 60.0),
+        ({"defaultRequestTTL": "5s"}, 5.0),
+        ({"defaultRequestTTL": "5s", "noEndpointRequestTTL": "5m"}, 300.0),
+        ({"noEndpointRequestTTL": "0s"}, 86400.0),
+    ],
+    ids=str,
+)
+def test_requests_wait_for_the_first_ready_pod(section: dict[str, str], seconds: float) -> None:
+    assert loaded(section).no_endpoint_timeout == seconds
+    assert loaded(section, gates=()).no_endpoint_timeout is None
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,26 @@ async def test_a_new_pod_serves_queued_requests() -> None:
         assert {(await one)[0].headers["x-kvlane-endpoint"] for one in (first, second)} == {"pod-0", "pod-1"}
 
 
+async def test_requests_of_an_endpoint_picker_config_wait_for_the_first_ready_pod() -> None:
+    document = {"kind": "EndpointPickerConfig", "featureGates": ["flowControl"], "plugins": [{"type": "queue-scorer"}]}
+    async with stack(1, SLOW, {**BLIND, "scheduling": document}) as s:
+        s.app.fleet.drain("pod-0")
+        task = asyncio.ensure_future(ask(s, 1))
+        await until(lambda: waiting(s) == 1)
+        s.app.fleet.undrain("pod-0")
+        assert (await task)[0].status == 200
+
+
+async def test_a_request_that_finds_no_ready_pod_in_time_is_refused_with_503() -> None:
+    async with stack(1, SLOW, {**BLIND, "flowControl": {"noEndpointTimeout": "50ms"}}) as s:
+        s.app.fleet.drain("pod-0")
+        response, body = await ask(s)
+        assert (response.status, body["error"]["code"]) == (503, "no_endpoints")
+        assert response.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+        assert "within 0.05 s" in body["error"]["message"]
+        assert int(response.headers["retry-after"]) >= 1
+
+
 async def test_prefilled_tokens_free_capacity() -> None:
     """Six thousand of them take a third of a second."""
     async with stack(1, SLOW, {**BLIND, "flowControl": {"maxTokens": 6000}}) as s:
