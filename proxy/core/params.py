@@ -293,7 +293,8 @@ def read(
 
 
 def without_nulls(kind: Any, value: Any) -> Any:
-    """Return the value without keys that are null although their type has no null, as Kubernetes reads objects."""
+    """Return the value without keys that are null although their type has no null, and without empty choices, as
+    Kubernetes and llm-d read objects."""
     kinds = get_args(kind) or (kind,)
     if isinstance(value, list):
         return [without_nulls(kinds[0], item) for item in value]
@@ -304,8 +305,14 @@ def without_nulls(kind: Any, value: Any) -> Any:
     return {
         key: without_nulls(by_key.get(key), item)
         for key, item in value.items()
-        if item is not None or key not in by_key or type(None) in get_args(by_key[key]) or by_key[key] is Any
+        if key not in by_key or not _is_unset(by_key[key], item)
     }
+
+
+def _is_unset(kind: Any, value: Any) -> bool:
+    if value is None:
+        return type(None) not in get_args(kind) and kind is not Any
+    return value == "" and get_origin(kind) is Literal
 
 
 def plain(value: Any) -> Any:

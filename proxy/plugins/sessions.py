@@ -22,6 +22,8 @@ NAMESPACE = "default"
 TOKEN_HEADER = "x-session-token"
 ID_HEADER = "x-session-id"
 
+DEFAULT_TTL, DEFAULT_SWEEP = 300.0, 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class TokenConfig:
@@ -56,10 +58,16 @@ class SessionSource:
 @dataclass(frozen=True, slots=True)
 class SessionIdConfig:
     sources: tuple[SessionSource, ...] = param((), f"first that has an id; the header {ID_HEADER} unless given")
-    eviction_ttl_seconds: float = param(300.0, "time without a request after which a session is forgotten", at_least=0)
-    eviction_sweep_seconds: float = param(
-        10.0, "time between two removals of forgotten sessions from memory", at_least=0
+    eviction_ttl_seconds: float = param(
+        DEFAULT_TTL, "time without a request after which a session is forgotten; 0: the default", at_least=0
     )
+    eviction_sweep_seconds: float = param(
+        DEFAULT_SWEEP, "time between two removals of forgotten sessions from memory; 0: the default", at_least=0
+    )
+
+    @property
+    def times(self) -> tuple[float, float]:
+        return self.eviction_ttl_seconds or DEFAULT_TTL, self.eviction_sweep_seconds or DEFAULT_SWEEP
 
 
 @dataclass
@@ -85,7 +93,7 @@ class SessionAffinity(PreRequest, EndpointRemoved):
     )
 
     def __post_init__(self) -> None:
-        ttl, sweep = self.session_id_config.eviction_ttl_seconds, self.session_id_config.eviction_sweep_seconds
+        ttl, sweep = self.session_id_config.times
         self.table = self.state.get("sessions", lambda: BindingTable(ttl, sweep))
         self.state.at_commit(partial(self.table.expire_after, ttl, sweep))
         self._successors: dict[Endpoint, Endpoint] = self.state.get("successors", dict)

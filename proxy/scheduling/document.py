@@ -38,6 +38,7 @@ OLDER_API_VERSIONS = ("config.x-k8s.io/v1alpha1", "config.apix.gateway-api-infer
 """Versions of guides; the document is the same."""
 KIND = "EndpointPickerConfig"
 FLOW_CONTROL = "flowControl"
+YES, NO = ("1", "t", "true"), ("0", "f", "false")
 FEATURE_GATES = (FLOW_CONTROL, "haPopulateNonLeaderDatastore")
 TOP_LEVEL = (
     *("apiVersion", "kind", "metadata", "featureGates", "plugins", "schedulingProfiles", "dataLayer", "flowControl"),
@@ -162,9 +163,9 @@ class _Reader:
             if name not in FEATURE_GATES:
                 known = suggestion(name, FEATURE_GATES)
                 self._complain(f"featureGates[{index}]", f"unknown feature gate '{name}'{known}")
-            elif equals and value not in ("true", "false"):
+            elif equals and value.strip().lower() not in (*YES, *NO):
                 self._complain(f"featureGates[{index}]", f"'{name}' must be true or false, not '{value}'")
-            gates[name] = value != "false"
+            gates[name] = value.strip().lower() not in NO
         return gates
 
     # Plugins and profiles.

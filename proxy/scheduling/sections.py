@@ -501,7 +501,7 @@ class DefaultBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityBand(DefaultBand):
-    priority: int = param(doc="of the objective")
+    priority: int = param(0, "of the objective")
 
 
 @dataclass(frozen=True, slots=True)

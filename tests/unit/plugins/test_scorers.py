@@ -114,8 +114,8 @@ class TestHeaderLabel:
 
     def test_without_the_header_all_pods_score_0(self) -> None:
         pods = [pod(), pod(labels={"zone": ""})]
-        for asked in (request(), request(x_zone="")):
-            assert score("header-label-affinity-scorer", pods, asked, **self.PARAMETERS) == [0, 0]
+        for incoming in (request(), request(x_zone="")):
+            assert score("header-label-affinity-scorer", pods, incoming, **self.PARAMETERS) == [0, 0]
 
     def test_both_parameters_are_required(self) -> None:
         assert "labelKey: is required" in fault("header-label-affinity-scorer", headerName="x")

@@ -153,6 +153,16 @@ class TestSessionId:
         clock.advance(1)
         assert scores(plugin, incoming, a) == [0.0]
 
+    def test_a_time_of_0_is_the_default(self) -> None:
+        clock, a, incoming = ManualClock(), pod("a"), request(x_session_id="s")
+        config = {"evictionTtlSeconds": 0, "evictionSweepSeconds": 0}
+        plugin = make("session-affinity-scorer", clock=clock, **BY_ID, sessionIdConfig=config)
+        plugin.pre_request(attempt(incoming, a), a)
+        clock.advance(299)
+        assert scores(plugin, incoming, a) == [1.0]
+        clock.advance(1)
+        assert scores(plugin, incoming, a) == [0.0]
+
     def test_a_removed_pod_is_dropped(self) -> None:
         plugin, incoming, a = make("session-affinity-scorer", **BY_ID), request(x_session_id="s"), pod("a")
         plugin.pre_request(attempt(incoming, a), a)

@@ -83,6 +83,37 @@ def test_null_is_the_same_as_no_key_wherever_it_has_no_meaning_of_its_own() -> N
         document({"type": "max-score-picker", "parameters": {"maxNumber": None}})
 
 
+def test_an_empty_choice_is_the_default() -> None:
+    disagg = {"type": "disagg-profile-handler", "parameters": {"stageOrder": ""}}
+    algorithm = {"type": "threshold", "threshold": {"operator": "LessThan", "value": 1}}
+    missing = {"attribute": "gpu", "onMissing": "", "algorithm": algorithm}
+    made = document(
+        disagg,
+        {"type": "endpoint-attribute-filter", "parameters": missing},
+        {"type": "session-affinity-scorer", "parameters": {"strategy": ""}},
+        {"type": "topology-affinity-filter", "parameters": {"minAffinity": ""}},
+        {"type": "burst-prefix-cache-producer", "parameters": {"balanceBy": ""}},
+        schedulingProfiles=[{"name": "decode", "plugins": refs("session-affinity-scorer")}],
+    )
+    assert not made.problems
+    with pytest.raises(ConfigError, match=r"strategy: must be one of .*, not 'cookie'"):
+        document({"type": "session-affinity-scorer", "parameters": {"strategy": "cookie"}})
+
+
+@pytest.mark.parametrize(
+    ("gate", "is_on"),
+    [("=true", True), ("=True", True), ("=1", True), ("= t ", True), ("=FALSE", False), ("=0", False), ("=f", False)],
+)
+def test_gates_are_on_or_off_by_any_boolean_of_go(gate: str, is_on: bool) -> None:
+    made = document(featureGates=[f"flowControl{gate}"])
+    assert ("bands" in made.flow_control) is is_on
+
+
+def test_a_band_without_a_priority_has_the_priority_0() -> None:
+    made = document(featureGates=["flowControl"], flowControl={"priorityBands": [{"maxRequests": 7}]})
+    assert [(band["priority"], band["maxQueued"]) for band in made.flow_control["bands"]] == [(0, 7)]
+
+
 def test_flow_control_with_empty_references_and_the_quantities_of_kubernetes() -> None:
     made = document(
         featureGates=["flowControl"],
