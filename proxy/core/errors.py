@@ -38,6 +38,7 @@ class Reason(Enum):
     METHOD_NOT_ALLOWED = "method-not-allowed"
     BODY_TIMEOUT = "body-timeout"
     CONFLICT = "conflict"
+    NOT_CACHED = "not-cached"
     BODY_TOO_LARGE = "body-too-large"
     HEAD_TOO_LARGE = "head-too-large"
     NO_ENDPOINTS = "rejected-no-endpoints"
@@ -157,6 +158,10 @@ class HeadTimeout(BodyTimeout):
 
 class Conflict(RequestError, status=409, code="conflict", reason=Reason.CONFLICT):
     pass
+
+
+class NotCached(RequestError, status=412, code="not_cached", reason=Reason.NOT_CACHED):
+    """The client wants a response only from a pod that has cached the start of the prompt."""
 
 
 class BodyTooLarge(RequestError, status=413, code="body_too_large", reason=Reason.BODY_TOO_LARGE):

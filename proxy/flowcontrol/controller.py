@@ -40,6 +40,9 @@ LONGEST_RETRY_AFTER = 60.0
 EVICTION_PAUSE = 1.0
 """Seconds until pods report the effect of an eviction."""
 
+WAITED_HEADER = "x-llm-d-flow-queue-duration-ms"
+"""Response header with the time in the queue, in milliseconds."""
+
 DISPLACED = "A more urgent request, or one of a tenant with fewer queued requests, took its place."
 
 
@@ -112,6 +115,8 @@ class FlowControl(Admission):
         if ticket is None:
             return
         self._unsent.pop(ticket, None)
+        if attempt.for_client:
+            attempt.response_headers.append((WAITED_HEADER, str(int(ticket.waited * 1000))))
         if attempt.charge is not None and attempt.for_client:
             ticket.endpoint = attempt.endpoint
             if attempt.stage is not Stage.DECODE:  # its prompt is charged to a prefill pod
@@ -195,7 +200,8 @@ class FlowControl(Admission):
             entry.band.drop(entry)
             self.end(ticket)
             raise
-        self._series.admitted(band.name, self._clock.now() - entry.since)
+        ticket.waited = self._clock.now() - entry.since
+        self._series.admitted(band.name, ticket.waited)
 
     def admitted(self, ticket: QueueTicket) -> None:
         """Count a request as in flight."""
@@ -369,6 +375,8 @@ class QueueTicket:
     outcome: asyncio.Future[FlowControlRefusal | None] = field(init=False)
     """Resolves on admission with None, or with the refusal."""
     endpoint: Endpoint | None = field(init=False, default=None)
+    waited: float = field(init=False, default=0.0)
+    """Seconds in the queue."""
     attempts: tuple[Attempt, ...] = field(init=False, default=())
     """Attempts that respond, where service is counted."""
     is_evicted: bool = field(init=False, default=False)

@@ -36,15 +36,20 @@ class SessionSource:
 
     header: str = param("", "a request header")
     attribute: str = param("", "a datum of the request, `kind` or `kind/producer`, as SessionID/session-id-producer")
+    producer: str = param("", "producer of the attribute, if it is not part of it")
 
     def __post_init__(self) -> None:
         if bool(self.header) == bool(self.attribute):
             raise ValueError("a source is either a header or an attribute")
+        if self.header and self.producer:
+            raise ValueError("producer: a header has no producer")
 
     @property
     def key(self) -> DataKey[str] | None:
         if not self.attribute:
             return None
+        if self.producer:
+            return DataKey(self.attribute, self.producer, str)
         kind, _, producer = self.attribute.partition("/")
         return DataKey(kind, producer, str)
 

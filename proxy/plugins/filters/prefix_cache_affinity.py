@@ -44,7 +44,9 @@ class PrefixCacheAffinityFilter(Filter):
     ttft_source: Literal["prefillThroughput", "latencyPredictor"] = param(
         "prefillThroughput", "how the time to first token is estimated"
     )
-    peak_prefill_throughput: float = param(PEAK, "prompt tokens that a pod computes per second", more_than=0)
+    peak_prefill_throughput: float = param(
+        PEAK, "prompt tokens that a pod computes per second; more than 0 where it is used", at_least=0
+    )
     prefill_calibration_file: str = param("", "accepted and without effect: see peakPrefillThroughput")
     prefill_calibration_fingerprint: str = param("", "accepted and without effect, as prefillCalibrationFile")
     prefill_calibration_required: bool = param(False, "true needs peakPrefillThroughput, as files are not read")
@@ -54,6 +56,8 @@ class PrefixCacheAffinityFilter(Filter):
 
     def __post_init__(self) -> None:
         is_read = self.ttft_source == "prefillThroughput" and self.max_ttft_penalty_ms > 0
+        if is_read and self.peak_prefill_throughput == 0:
+            raise ValueError("peakPrefillThroughput: must be more than 0 with ttftSource prefillThroughput")
         if self.prefill_calibration_required and is_read and self.peak_prefill_throughput == PEAK:
             raise ValueError("prefillCalibrationRequired: files are not read; set peakPrefillThroughput instead")
 
@@ -89,4 +93,4 @@ class PrefixCacheAffinityFilter(Filter):
         forecast = request.state.read(self.forecast) if self.ttft_source == "latencyPredictor" else None
         if forecast is not None:
             return min(forecast.ttfts(endpoints)) * 1000
-        return min(endpoint.load.tokens for endpoint in endpoints) / self.peak_prefill_throughput * 1000
+        return min(endpoint.load.tokens for endpoint in endpoints) / (self.peak_prefill_throughput or PEAK) * 1000

@@ -19,7 +19,7 @@ from proxy.core.params import Duration, Size
 from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest, Prompt
 from proxy.fleet.store import Pods
-from proxy.flowcontrol.controller import FlowControl, FlowSeries
+from proxy.flowcontrol.controller import WAITED_HEADER, FlowControl, FlowSeries
 from proxy.flowcontrol.queue import QueueEntry
 from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, Saturation
 
@@ -52,6 +52,7 @@ class World:
         self.queries = 0
         """Number of searches for pods."""
         self.refused: dict[str, FlowControlRefusal] = {}
+        self.headers: dict[str, list[tuple[str, str]]] = {}
         self._doors: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.control = FlowControl(FlowControlSettings(**settings), cast(Pods, self), self.clock, self.watcher)
@@ -117,6 +118,7 @@ class World:
                 attempt.status, attempt.usage = 200, self.usage
                 pod.charge(1, request.prompt.tokens)
                 self.control.attempt_started(attempt)
+                self.headers[name] = attempt.response_headers
                 try:
                     await self._doors[name].wait()
                 finally:
@@ -453,6 +455,14 @@ async def test_a_request_that_exceeds_the_queue_timeout_is_refused() -> None:
         assert it.refused["b"].reason is Reason.TTL_EXPIRED
         await it.leave("a")
         assert it.names == "a"
+
+
+async def test_responses_state_the_time_in_the_queue() -> None:
+    async with world(max_concurrent=1) as it:
+        await it.come("a", "b")
+        it.clock.advance(1.2345)
+        await it.leave("a")
+        assert it.headers == {"a": [(WAITED_HEADER, "0")], "b": [(WAITED_HEADER, "1234")]}
 
 
 class TestWithoutAReadyPod:

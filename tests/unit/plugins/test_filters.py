@@ -271,6 +271,12 @@ class TestPrefixCacheAffinity:
         parameters = {"maxTTFTPenaltyMs": 100, "peakPrefillThroughput": 1000}
         assert kept(self.KIND, pods, self.with_blocks(a=10, a2=10), **parameters) == ["a", "a2"]
 
+    def test_a_throughput_of_0_is_a_fault_only_where_it_is_used(self) -> None:
+        assert "must be more than 0 with ttftSource" in fault(self.KIND, peakPrefillThroughput=0)
+        for unused in ({"ttftSource": "latencyPredictor"}, {"maxTTFTPenaltyMs": 0}):
+            pods = [pod("a", tokens=99), pod("b")]
+            assert kept(self.KIND, pods, self.with_blocks(a=10), peakPrefillThroughput=0, **unused) == ["a"]
+
     def test_exploration_keeps_all_with_its_probability(self) -> None:
         explorer = make(self.KIND, explorationProbability=0.25)
         pods, incoming = [pod("a"), pod("b")], self.with_blocks(a=10)

@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 
 from proxy.core.decision import ProfileResult, ScoredEndpoint
-from proxy.core.errors import BadRequest, NoEndpoints
+from proxy.core.errors import BadRequest, NoEndpoints, NotCached
 from proxy.core.params import Invalid
 from proxy.core.ports import ProfileNames
 from proxy.core.registry import make_plugin
 from proxy.core.request import InferenceRequest
 from proxy.plugins.profile_handlers.header import HeaderProfileHandler
 from proxy.plugins.profile_handlers.single import SingleProfileHandler
-from tests.helpers.plugins.situations import pod, request
+from proxy.prefix.match import PREFIX_MATCH
+from tests.helpers.plugins.situations import Held, pod, request
 
 
 def header(*profiles: str, **given: Any) -> HeaderProfileHandler:
@@ -51,6 +52,38 @@ def test_the_single_handler_refuses_several_profiles() -> None:
 )
 def test_the_header_names_the_profile(value: str, profile: str) -> None:
     assert chosen(header("prefill", "decode"), request(epp_profile=value)) == profile
+
+
+def test_empty_names_are_the_defaults() -> None:
+    handler = header("prefill", "decode", headerName="", defaultProfile=" ")
+    assert [chosen(handler, request(epp_profile=name)) for name in ("prefill", "")] == ["prefill", "decode"]
+
+
+class TestOnlyIfAvailable:
+    """`Prefer: if-available` of llm-d's coordinator."""
+
+    def target(self, prefer: str, **blocks: int) -> str:
+        incoming = request(prefer=prefer)
+        if blocks:
+            incoming.state.write(PREFIX_MATCH, Held(10, blocks))
+        plan = header("prefill", "decode").plan(incoming)
+        best, *_ = [pod("a"), pod("b")]
+        with pytest.raises(StopIteration) as end:
+            plan.send(ProfileResult(next(plan), (ScoredEndpoint(best, 1.0),)))
+        target: str = end.value.value.target.name
+        return target
+
+    @pytest.mark.parametrize("prefer", ["if-available", "respond-async, If-Available;x=1", " if-available "])
+    def test_a_pod_without_the_start_of_the_prompt_is_refused_with_412(self, prefer: str) -> None:
+        assert self.target(prefer, a=1) == "a"
+        for blocks in ({"b": 5}, {}):
+            with pytest.raises(NotCached) as caught:
+                self.target(prefer, **blocks)
+            assert (caught.value.status, caught.value.code) == (412, "not_cached")
+
+    @pytest.mark.parametrize("prefer", ["", "wait=5", "not-if-available", "return=if-available"])
+    def test_other_preferences_are_ignored(self, prefer: str) -> None:
+        assert self.target(prefer) == "a"
 
 
 def test_without_the_header_the_default_profile_runs() -> None:

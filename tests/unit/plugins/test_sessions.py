@@ -12,6 +12,7 @@ from proxy.core.ports import ManualClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import BindingTable
 from proxy.latency.forecast import LATENCY
+from proxy.plugins.producers.agent_identity import AGENT_IDENTITY
 from proxy.plugins.producers.session_id import SESSION_ID
 from tests.helpers.plugins.situations import RUN, Foretold, attempt, fault, make, pod, request
 
@@ -178,9 +179,15 @@ class TestSessionId:
         plugin.pre_request(attempt(by_header, a), a)
         assert scores(plugin, by_datum, a) == [1.0]
 
+    def test_a_source_may_name_the_producer_apart_from_the_datum(self) -> None:
+        sources = [{"attribute": "SessionID", "producer": "mine"}, {"attribute": "agent-identity"}]
+        plugin = make("session-affinity-scorer", **BY_ID, sessionIdConfig={"sources": sources})
+        assert plugin.requires == (SESSION_ID.of("mine"), AGENT_IDENTITY)
+
     @pytest.mark.parametrize(
         "config",
         [
+            {"sources": [{"header": "a", "producer": "b"}]},
             {"evictionTtlSeconds": -1},
             {"evictionSweepSeconds": -1},
             {"sources": [{"header": "a", "attribute": "b"}]},
