@@ -25,6 +25,7 @@ from proxy.extproc import messages
 from proxy.extproc.addresses import SUBSET_KEY, SUBSET_NAMESPACE, Addresses
 from proxy.extproc.messages import BUFFERED, BUFFERED_PARTIAL, DESTINATION, FULL_DUPLEX_STREAMED, NONE, STREAMED, plain
 from proxy.extproc.request import ATTRIBUTES
+from proxy.flowcontrol.controller import WAITED_HEADER
 from proxy.lab.sim import Fault, FaultKind, SimConfig, SimFleet
 from proxy.lab.sim.config import ConnectorName
 from proxy.settings import from_mapping
@@ -524,6 +525,23 @@ async def test_an_endpoint_picker_config_of_llm_d_picks_for_a_gateway() -> None:
             await one.say(request_body={"body": BODY, "end_of_stream": True})
             named = set_by((await one.hear()).request_headers.response.header_mutation)[DESTINATION]
             assert f"http://{named}" in sim.urls
+
+
+async def test_a_gateway_gets_412_for_an_uncached_prompt_and_the_time_in_the_queue() -> None:
+    plugins = [{"type": kind} for kind in ("header-profile-handler", "prefix-cache-scorer")]
+    async with gateway({"scheduling": {"plugins": plugins}, "flowControl": {"maxConcurrent": 9}}) as (s, channel):
+        one = talk(channel)
+        await one.head(more={"prefer": "if-available"})
+        await one.say(request_body={"body": BODY, "end_of_stream": True})
+        refusal = (await one.hear()).immediate_response
+        assert (refusal.status.code, orjson.loads(refusal.body)["error"]["code"]) == (412, "not_cached")
+        await one.end()
+
+        two, _ = await destination_of(channel)
+        await two.say(response_headers={"headers": headers({":status": "200"}), "end_of_stream": True})
+        assert set_by((await two.hear()).response_headers.response.header_mutation)[WAITED_HEADER] == "0"
+        await two.end()
+        await until(lambda: s.app.ledger.in_flight == 0)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

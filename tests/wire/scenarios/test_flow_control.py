@@ -129,7 +129,9 @@ async def test_requests_of_an_endpoint_picker_config_wait_for_the_first_ready_po
         task = asyncio.ensure_future(ask(s, 1))
         await until(lambda: waiting(s) == 1)
         s.app.fleet.undrain("pod-0")
-        assert (await task)[0].status == 200
+        response, _ = await task
+        assert response.status == 200
+        assert int(response.headers["x-llm-d-flow-queue-duration-ms"]) >= 0
 
 
 async def test_a_request_that_finds_no_ready_pod_in_time_is_refused_with_503() -> None:

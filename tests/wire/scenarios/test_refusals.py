@@ -42,6 +42,22 @@ async def test_the_access_log_says_why_a_request_was_refused_and_for_which_model
     assert line["attempts"] == 0
 
 
+async def test_a_request_for_a_pod_with_its_prompt_is_refused_until_one_has_it() -> None:
+    plugins = [{"type": kind} for kind in ("header-profile-handler", "prefix-cache-scorer")]
+    decode = {"name": "decode", "plugins": [{"pluginRef": "prefix-cache-scorer"}]}
+    scheduling = {"plugins": plugins, "schedulingProfiles": [decode, {"name": "prefill"}]}
+    body = {"model": "sim", "messages": [{"role": "user", "content": "a long prompt " * 100}], "max_tokens": 1}
+    async with stack(2, settings={"scheduling": scheduling}) as s:
+        refused, payload = await s.post(CHAT, body, {"prefer": "if-available", "epp-profile": "decode"})
+        assert (refused.status, refused.headers["x-kvlane-reason"]) == (412, "not-cached")
+        assert payload["error"]["code"] == "not_cached"
+        assert not any(pod.requests for pod in s.pods)
+        first, _ = await s.post(CHAT, body)
+        second, _ = await s.post(CHAT, body, {"prefer": "if-available"})
+        assert (first.status, second.status) == (200, 200)
+        assert first.headers["x-kvlane-endpoint"] == second.headers["x-kvlane-endpoint"]
+
+
 async def test_the_access_log_has_the_failure_of_the_pod_or_the_refusal_of_the_fallback_after_it(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
