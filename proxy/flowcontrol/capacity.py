@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import floor
 from zlib import crc32
 
-from proxy.core.endpoint import Endpoint, Freshness
+from proxy.core.endpoint import DECODING, PREFILLING, Endpoint, Freshness
 from proxy.core.ports import Clock
 from proxy.fleet.store import Pods
 from proxy.flowcontrol.queue import Band, QueueEntry
@@ -139,13 +139,15 @@ class Capacity:
         return [endpoint for endpoint in endpoints if self.fits(endpoint, cost)] or endpoints
 
     def saturation(self) -> float:
-        """Mean over the ready pods; 1.0 and above is full."""
-        detector, endpoints = self.settings.saturation, self.fleet.ready
-        if detector.detector == "none":
+        """Return the mean over the ready pods, or the higher one of the means over those that prefill and those that
+        decode; 1.0 and above is full."""
+        endpoints = self.fleet.ready
+        if self.settings.saturation.detector == "none":
             return 0.0
-        if not endpoints:
-            return 1.0
-        total = 0.0
+        return max(map(self._mean, _stages(endpoints))) if endpoints else 1.0
+
+    def _mean(self, endpoints: Sequence[Endpoint]) -> float:
+        detector, total = self.settings.saturation, 0.0
         if detector.detector != "concurrency":
             total = sum(_utilization(pod, detector) for pod in endpoints) + len(self.unsent) / detector.queue_depth
         if detector.detector != "utilization":
@@ -159,6 +161,15 @@ class Capacity:
         if most is not None and load.requests >= most:
             return False
         return tokens is None or load.tokens == 0 or load.tokens + cost <= tokens
+
+
+def _stages(endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+    """Return the endpoints that prefill and those that decode, as the filters of these roles keep them; all, if their
+    roles do not differ."""
+    if len({pod.role for pod in endpoints}) == 1:
+        return (endpoints,)
+    stages = [[pod for pod in endpoints if pod.role in roles] for roles in (PREFILLING, DECODING)]
+    return [stage for stage in stages if stage] or (endpoints,)
 
 
 def _own_requests(endpoint: Endpoint) -> int:

@@ -314,7 +314,7 @@ class UtilizationDetector(FullPod):
         waiting = {"metric": "waiting-queue", "maxValue": _below(_raised(self.queue_depth_threshold, self.headroom))}
         usage = math.nextafter(_raised(self.kv_cache_util_threshold, self.headroom), 0)
         cache = {"metric": "kv-cache-utilization", "maxValue": min(usage, 1.0)}
-        return {"conditions": [waiting, cache], "fallbackOnEmpty": True}
+        return {"conditions": [waiting, cache], "fallbackOnEmpty": True, "keepStale": False}
 
 
 @dataclass(frozen=True, slots=True)

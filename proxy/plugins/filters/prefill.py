@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.core.decision import ProfileRun
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import PREFILLING, Endpoint
 from proxy.core.plugin import Filter, plugin
 from proxy.core.request import InferenceRequest
-
-PREFILLING = frozenset({"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"})
 
 
 @plugin("prefill-filter")

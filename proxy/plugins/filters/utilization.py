@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from proxy.core.decision import ProfileRun
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, Freshness
 from proxy.core.params import param
 from proxy.core.plugin import Filter, plugin
 from proxy.core.request import DataKey, InferenceRequest
@@ -50,6 +50,7 @@ class UtilizationFilter(Filter):
 
     conditions: tuple[Condition, ...] = param(doc="conditions metric <= maxValue; at least one")
     fallback_on_empty: bool = param(False, "keep all pods if none meets the conditions")
+    keep_stale: bool = param(True, "keep pods whose metrics are stale, of which only the requests in flight are known")
     load: DataKey[int] = reads_load()
 
     def __post_init__(self) -> None:
@@ -58,4 +59,6 @@ class UtilizationFilter(Filter):
 
     def filter(self, run: ProfileRun, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         kept = [endpoint for endpoint in endpoints if all(condition.met_by(endpoint) for condition in self.conditions)]
+        if not self.keep_stale:
+            kept = [endpoint for endpoint in kept if endpoint.metrics.freshness is Freshness.FRESH]
         return endpoints if not kept and self.fallback_on_empty else kept

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from proxy.config.load import from_text
 from proxy.config.warnings import unusable, warnings
+from proxy.core.endpoint import DECODING, PREFILLING
 from proxy.disagg.settings import ROLES
-from proxy.plugins.filters.decode import DECODING
 from proxy.plugins.filters.encode import ENCODING
-from proxy.plugins.filters.prefill import PREFILLING
 from proxy.settings import from_mapping
 from tests.helpers.http.authority import self_signed
 

@@ -307,6 +307,29 @@ async def test_of_both_measures_the_higher_counts(waiting: int, requests: int, s
         pod.charge(-requests, 0)
 
 
+@pytest.mark.parametrize(
+    ("roles", "saturation"),
+    [
+        (("", "", ""), 0.5),
+        (("decode", "decode", "decode"), 0.5),
+        (("prefill", "prefill", "decode"), 1.2),
+        (("prefill", "decode", "both"), 0.75),
+        (("encode", "decode", ""), 0.75),
+        (("encode", "encode-prefill", "prefill"), 0.75),
+        (("encode", "encode", "encode"), 0.5),
+        (("unknown", "encode", "unknown"), 0.5),
+    ],
+)
+async def test_the_fuller_one_of_prefill_and_decode_counts(roles: tuple[str, ...], saturation: float) -> None:
+    pods = [Endpoint(str(at), role=role, state=EndpointState.READY) for at, role in enumerate(roles)]
+    async with world(pods, saturation=Saturation("concurrency", requests=10)) as it:
+        for pod, requests in zip(pods, (0, 3, 12), strict=True):
+            pod.charge(requests, 0)
+        assert it.control.capacity.saturation() == pytest.approx(saturation)
+        for pod, requests in zip(pods, (0, 3, 12), strict=True):
+            pod.charge(-requests, 0)
+
+
 async def test_saturation_is_0_without_a_detector() -> None:
     async with world(saturation=Saturation("none")) as it:
         assert it.control.capacity.saturation() == 0.0

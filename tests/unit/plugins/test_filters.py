@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, Freshness, Metrics
 from proxy.core.plugin import Filter
 from proxy.latency.forecast import LATENCY
 from proxy.prefix.match import PREFIX_MATCH
+from proxy.scheduling.sections import UtilizationDetector
 from tests.helpers.plugins.situations import Foretold, Held, attempt, fault, kept, make, pod, request
 
 ROLES = [
@@ -161,6 +162,14 @@ class TestUtilization:
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS) == []
         assert kept("utilization-filter", pods, conditions=self.CONDITIONS, fallbackOnEmpty=True) == ["a", "b"]
         assert make("utilization-filter", conditions=self.CONDITIONS).exhausts is True
+
+    def test_pods_with_stale_metrics_stay_unless_the_filter_is_that_of_a_detector(self) -> None:
+        fresh, stale = pod("fresh"), pod("stale")
+        stale.publish(Metrics(freshness=Freshness.STALE), 0)
+        assert kept("utilization-filter", [stale, fresh], conditions=self.CONDITIONS) == ["stale", "fresh"]
+        detector = UtilizationDetector().as_filter()
+        assert kept("utilization-filter", [stale, fresh], **detector) == ["fresh"]
+        assert kept("utilization-filter", [stale], **detector) == ["stale"], "all stay if none is left"
 
     @pytest.mark.parametrize(
         "condition",
