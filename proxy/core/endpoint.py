@@ -41,7 +41,7 @@ ROLE_LABEL = "llm-d.ai/role"
 
 PREFILLING = frozenset({"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"})
 DECODING = frozenset({"", "decode", "prefill-decode", "both", "encode-prefill-decode"})
-"""The roles of pods that prefill, and of those that decode."""
+"""The roles of prefill pods, and of decode pods."""
 
 SIZE_LABEL = "kvlane/data-parallel-size"
 """Label with the number of data-parallel ranks behind the port of the pod."""

@@ -139,8 +139,8 @@ class Capacity:
         return [endpoint for endpoint in endpoints if self.fits(endpoint, cost)] or endpoints
 
     def saturation(self) -> float:
-        """Return the mean over the ready pods, or the higher one of the means over those that prefill and those that
-        decode; 1.0 and above is full."""
+        """Return the mean over the ready pods, or the higher one of the means over prefill pods and over decode pods;
+        1.0 and above is full."""
         endpoints = self.fleet.ready
         if self.settings.saturation.detector == "none":
             return 0.0
@@ -164,8 +164,8 @@ class Capacity:
 
 
 def _stages(endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
-    """Return the endpoints that prefill and those that decode, as the filters of these roles keep them; all, if their
-    roles do not differ."""
+    """Return the prefill pods and the decode pods, as the filters of these roles keep them; all pods, if their roles do
+    not differ."""
     if len({pod.role for pod in endpoints}) == 1:
         return (endpoints,)
     stages = [[pod for pod in endpoints if pod.role in roles] for roles in (PREFILLING, DECODING)]

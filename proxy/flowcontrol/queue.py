@@ -102,6 +102,10 @@ class Queue:
         self.bands = sorted((*self.bands, band), key=attrgetter("priority"), reverse=True)
         for place, each in enumerate(self.bands[1:], 1):
             each.rank = place / (len(self.bands) - 1)
+        if (holdback := self._settings.holdback) is not None:
+            ceilings = holdback.ceilings([each.priority for each in self.bands])
+            for each, ceiling in zip(self.bands, ceilings, strict=True):
+                each.ceiling = ceiling
         return band
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -52,6 +52,31 @@ class LeastService:
     forget_after: Duration = param(
         Duration(3600.0), "time without a response after which received service is forgotten; 0: never", at_least=0
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Holdback:
+    """Ceilings of all bands, listed or not, between a ceiling for the lowest and one for the highest."""
+
+    min_ceiling: float = param(doc="saturation from which on requests of the lowest band wait", at_least=0)
+    max_ceiling: float = param(1.0, "saturation from which on requests of the highest band wait", at_most=1)
+    domain: Literal["rank", "value"] = param(
+        "rank", "whether ceilings in between follow the order of the bands or the values of their priorities"
+    )
+
+    def __post_init__(self) -> None:
+        if self.min_ceiling >= self.max_ceiling:
+            raise ValueError("minCeiling must be less than maxCeiling")
+
+    def ceilings(self, priorities: Sequence[int]) -> list[float]:
+        """Return the ceilings for priorities in descending order."""
+        low, span = self.min_ceiling, self.max_ceiling - self.min_ceiling
+        if len(priorities) == 1:
+            return [self.max_ceiling]
+        if self.domain == "rank":
+            return [self.max_ceiling - place * span / (len(priorities) - 1) for place in range(len(priorities))]
+        least, most = priorities[-1], priorities[0]
+        return [low + (priority - least) / (most - least) * span for priority in priorities]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +151,7 @@ class FlowControlSettings:
         "saturation from which on a band waits. fixed: the ceiling of the band; reflective: the fuller the pods, the "
         "lower for lower bands, which still get a share",
     )
+    holdback: Holdback | None = param(None, "ceilings by priority; null: the ceiling of each band")
     queue_timeout: Duration = param(
         Duration(60.0), "longest time that a request waits; then it is refused with 429", more_than=0
     )
@@ -188,6 +214,8 @@ class FlowControlSettings:
         for index, priority in enumerate(priorities):
             if (other := priorities.index(priority)) < index:
                 raise ValueError(f"bands[{index}].priority: {priority} has a band already, bands[{other}]")
+        if self.holdback is not None and self.ceilings == "reflective":
+            raise ValueError("holdback: has no effect with the ceilings `reflective`; keep one of them")
         for tenant, share in self.shares.items():
             if share <= 0:
                 raise ValueError(f"shares.{tenant}: must be more than 0")
@@ -225,6 +253,7 @@ def _of_the_detector(settings: FlowControlSettings, path: str) -> Iterator[str]:
     if saturation.detector not in ("concurrency", "highest") or saturation.requests is None or cap is None:
         return
     lowest = min((band.ceiling for band in settings.bands), default=1.0)
+    lowest = lowest if settings.holdback is None else settings.holdback.min_ceiling
     if settings.ceilings == "fixed" and saturation.requests * min(1.0, lowest) > cap:
         yield (
             f"{path}.saturation.requests: a pod never has {saturation.requests} requests in flight, because"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from proxy.core.params import LARGEST, Duration, Size, param
 
@@ -384,8 +384,12 @@ def _below(limit: float) -> int:
 class StaticCeiling:
     threshold: float = param(1.0, "saturation at which requests of any priority wait", more_than=0)
 
-    def ceilings(self, priorities: Sequence[int]) -> list[float]:
-        return [self.threshold for _ in priorities]
+    @property
+    def ceiling(self) -> float:
+        return self.threshold
+
+    def limits(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,28 +398,25 @@ class Holdback:
     max_ceiling: float = param(1.0, "of the highest", at_most=1)
     domain: Literal["rank", "value"] = param("rank", "whether ceilings in between follow the order or the numbers")
     shape: Literal["linear"] = param("linear", "of the ceilings in between")
+    ceiling: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if self.min_ceiling >= self.max_ceiling:
             raise ValueError("minCeiling must be less than maxCeiling")
 
-    def ceilings(self, priorities: Sequence[int]) -> list[float]:
-        """Return the ceilings for priorities in descending order."""
-        low, span = self.min_ceiling, self.max_ceiling - self.min_ceiling
-        if len(priorities) == 1:
-            return [self.max_ceiling]
-        if self.domain == "rank":
-            return [self.max_ceiling - place * span / (len(priorities) - 1) for place in range(len(priorities))]
-        least, most = priorities[-1], priorities[0]
-        return [low + (priority - least) / (most - least) * span for priority in priorities]
+    def limits(self) -> dict[str, Any]:
+        values = {"minCeiling": self.min_ceiling, "maxCeiling": self.max_ceiling, "domain": self.domain}
+        return {"holdback": values}
 
 
 @dataclass(frozen=True, slots=True)
 class ReflectiveCeiling:
     """A ceiling that follows the saturation, so bands have no ceilings of their own."""
 
-    def ceilings(self, priorities: Sequence[int]) -> list[float]:
-        return [1.0 for _ in priorities]
+    ceiling: ClassVar[float] = 1.0
+
+    def limits(self) -> dict[str, Any]:
+        return {"ceilings": "reflective"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,16 +573,17 @@ def settings(section: FlowControlSection, named: Named, is_on: bool) -> dict[str
     if not is_on:
         return {**(_refuse_sheddable(saturation) if detector or chosen in named else {}), **shed}
     limit = section.usage_limit_policy_plugin_ref
+    policy = named[limit][1] if limit else StaticCeiling()
     values = {
         "saturation": saturation,
         "maxQueued": section.max_requests or None,
         "maxQueuedBytes": section.max_bytes or None,
         "queueTimeout": _timeout(section.default_request_ttl),
         "noEndpointTimeout": _timeout(section.no_endpoint_ttl),
-        "ceilings": _value(named, limit, "") or None,
+        **policy.limits(),
         "leastService": next((each.least_service() for kind, each in named.values() if kind == PROGRAM_AWARE), None),
         "evictSheddable": section.enable_eviction or None,
-        "bands": _bands(section, named, named[limit][1] if limit else StaticCeiling()),
+        "bands": _bands(section, named, policy.ceiling),
     }
     return {key: value for key, value in values.items() if value is not None} | shed
 
@@ -605,7 +607,7 @@ def _refuse_sheddable(saturation: Mapping[str, Any]) -> dict[str, Any]:
     return {"saturation": saturation, "bands": bands}
 
 
-def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[str, Any]]:
+def _bands(section: FlowControlSection, named: Named, ceiling: float) -> list[dict[str, Any]]:
     """Return the bands, the highest first: always one of priority 0, and one of sheddable requests if it differs."""
     bands: dict[int, DefaultBand] = {band.priority: band for band in section.priority_bands}
     bands.setdefault(0, section.default_priority_band)
@@ -622,7 +624,7 @@ def _bands(section: FlowControlSection, named: Named, limit: Any) -> list[dict[s
             "ordering": _value(named, bands[priority].ordering_policy_ref, "fcfs"),
             "ceiling": ceiling,
         }
-        for priority, ceiling in zip(priorities, limit.ceilings(priorities), strict=True)
+        for priority in priorities
     ]
 
 

@@ -50,7 +50,7 @@ class UtilizationFilter(Filter):
 
     conditions: tuple[Condition, ...] = param(doc="conditions metric <= maxValue; at least one")
     fallback_on_empty: bool = param(False, "keep all pods if none meets the conditions")
-    keep_stale: bool = param(True, "keep pods whose metrics are stale, of which only the requests in flight are known")
+    keep_stale: bool = param(True, "keep pods whose metrics are stale; only their requests in flight are known")
     load: DataKey[int] = reads_load()
 
     def __post_init__(self) -> None:

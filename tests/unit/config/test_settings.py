@@ -422,6 +422,7 @@ def test_enums_are_read_in_any_case() -> None:
         ("models: {fallbacks: {a: [a]}}", "models.fallbacks.a"),
         ("flowControl: {bands: [{priority: 1}, {priority: 1}]}", "flowControl.bands[1].priority"),
         ("flowControl: {shares: {a: 0}}", "flowControl.shares.a"),
+        ("flowControl: {ceilings: reflective, holdback: {minCeiling: 0.5}}", "flowControl.holdback"),
     ],
 )
 def test_a_contradiction_in_a_list_or_mapping_names_the_item(files: Files, text: str, path: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from proxy.core.errors import ConfigError
 from proxy.core.params import Duration, Size
-from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, LeastService, ShedByLoad
+from proxy.flowcontrol.queue import Queue
+from proxy.flowcontrol.settings import BandSettings, FlowControlSettings, Holdback, LeastService, ShedByLoad
 from proxy.settings import from_mapping
 
 PODS = {"static": [{"url": "http://a:1"}]}
@@ -76,9 +77,10 @@ def test_all_fields_become_the_section_of_the_same_name() -> None:
     assert (saturation.detector, saturation.requests, saturation.tokens) == ("concurrency", 64, 1_000_000)
     assert settings.bands == (
         BandSettings(100, "", 2000, fairness="strict", ordering="fcfs", ceiling=1.0),
-        BandSettings(0, "", 5000, Size(1 << 30), fairness="round-robin", ordering="edf", ceiling=0.75),
-        BandSettings(-1, "", 100, fairness="strict", ordering="fcfs", ceiling=0.5),
+        BandSettings(0, "", 5000, Size(1 << 30), fairness="round-robin", ordering="edf"),
+        BandSettings(-1, "", 100, fairness="strict", ordering="fcfs"),
     )
+    assert settings.holdback == Holdback(0.5)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,17 @@ def test_lower_priorities_are_held_back_sooner(parameters: dict[str, Any], ceili
         {"usageLimitPolicyPluginRef": "h", "priorityBands": [{"priority": 9}, {"priority": -1}]},
         [{"name": "h", "type": "priority-holdback-policy", "parameters": parameters}],
     )
-    assert [band.ceiling for band in settings.bands] == pytest.approx(ceilings)
+    assert [band.ceiling for band in Queue(settings).bands] == pytest.approx(ceilings)
+
+
+def test_priorities_that_are_not_listed_are_held_back_too() -> None:
+    holdback = {"type": "priority-holdback-policy", "parameters": {"minCeiling": 0.4}}
+    queue = Queue(loaded({"usageLimitPolicyPluginRef": "priority-holdback-policy"}, [holdback]))
+    assert [band.ceiling for band in queue.bands] == [1.0]
+    for priority in (10, -5, 5):
+        queue.band(priority)
+    ceilings = {band.priority: band.ceiling for band in queue.bands}
+    assert ceilings == pytest.approx({10: 1.0, 5: 0.8, 0: 0.6, -5: 0.4})
 
 
 def test_without_the_gate_a_detector_refuses_sheddable_requests_while_pods_are_full() -> None:

@@ -27,6 +27,12 @@ def warned(**section: Any) -> list[str]:
             "maxConcurrentPerPod": 32,
             "bands": [{"priority": -1, "ceiling": 0.5}],
         },
+        {
+            "saturation": {"detector": "concurrency", "requests": 40},
+            "maxConcurrentPerPod": 32,
+            "holdback": {"minCeiling": 0.5},
+        },
+        {"noEndpointTimeout": "5m", "fairness": "strict"},
     ],
 )
 def test_plausible_settings_are_not_warned_of(section: dict[str, Any]) -> None:
@@ -39,6 +45,7 @@ def test_plausible_settings_are_not_warned_of(section: dict[str, Any]) -> None:
         ({"fairness": "strict"}, "flowControl: requests never wait"),
         ({"saturation": {"queueDepth": 9}}, "flowControl: requests never wait"),
         ({"maxConcurrent": 8, "queueTimeout": "30m"}, "flowControl.queueTimeout: no request waits 1800 s"),
+        ({"noEndpointTimeout": "1h"}, "flowControl.noEndpointTimeout: no request waits 3600 s"),
         (
             {"maxConcurrent": 8, "bands": [{"priority": 0}, {"priority": 1, "queueTimeout": "1h"}]},
             "flowControl.bands[1].queueTimeout: no request waits 3600 s",
