@@ -37,7 +37,7 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise Unreadable([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from None
-    except ValueError as error:  # also for a NUL in the path
+    except ValueError as error:
         raise ConfigError([Problem(str(path), f"cannot be read: {_undecoded(error) or error}")]) from None
 
 
@@ -179,6 +179,9 @@ class _Strict(_Bounded):
         value: str = super().construct_scalar(node)  # type: ignore[misc]
         if node.tag in _NUMBERS and ":" in value:
             why = f"YAML reads {value} as a number of base 60; write a duration as 90s, and a text in quotes"
+            raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+        if "\0" in value:
+            why = "the text contains a NUL (\\0); remove it"
             raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
         if any("\ud800" <= sign <= "\udfff" for sign in value):
             raise yaml.constructor.ConstructorError(None, None, "half a surrogate pair is no text", node.start_mark)

@@ -75,8 +75,6 @@ class ConfigurationFiles:
             return hashlib.sha256(b"".join([text, *(path.read_bytes() for path in named)])).digest()
         except OSError as error:
             raise Unreadable([Problem(str(error.filename), f"cannot be read: {error.strerror}")]) from None
-        except ValueError as error:  # a path with a NUL
-            raise Unreadable([Problem(str(self.file), f"cannot be read: {error}")]) from None
 
 
 log = logging.getLogger("kvlane")

@@ -34,7 +34,7 @@ _ENVIRONMENT: Schema = {"type": "string", "pattern": r"\$\{"}
 _UNIT = r"[0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h|d)"
 _SCALARS: Mapping[Any, Schema] = {
     bool: {"type": "boolean"},
-    int: {"type": "integer", "maximum": params.LARGEST},
+    int: {"type": "integer", "minimum": -params.LARGEST, "maximum": params.LARGEST},
     float: {"type": "number"},
     str: {"type": ["string", "number"]},
     Duration: {"type": ["string", "number"], "pattern": rf"^({_UNIT})+$|\$\{{"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from proxy.autoscale import settings as autoscale
 from proxy.config.load import named_files, texts
 from proxy.core.endpoint import DEFAULT_POOL, ROLE_LABEL, PodTls
-from proxy.core.errors import Problem
+from proxy.core.errors import Problem, cause
 from proxy.core.params import FromEnvironment, load, plain, suggestion
 from proxy.core.registry import Registry
 from proxy.disagg import settings as disagg
@@ -88,9 +89,21 @@ def _of_files(settings: Settings) -> Iterator[str]:
             named.setdefault("pods.file" if pool == DEFAULT_POOL else f"pools.{pool}.pods.file", own.pods.file)
     for path, name in named.items():
         file, kind = (Path(name).parent, "the folder ") if path.endswith("record.file") else (Path(name), "")
-        if not os.access(file, os.R_OK):
-            what = "cannot be read by this user" if file.exists() else "does not exist"
+        if what := _fault_of(file, is_folder=bool(kind)):
             yield f"{path}: {kind}{file} {what}; {_without(path)}."
+
+
+def _fault_of(file: Path, is_folder: bool) -> str:
+    """Return why this user cannot use the file; "" if it is usable."""
+    try:
+        mode = file.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {cause(error)}"
+    if stat.S_ISDIR(mode) != is_folder:
+        return "is a file, not a folder" if is_folder else "is a folder, not a file"
+    return "" if os.access(file, os.R_OK) else "cannot be read by this user"
 
 
 def _without(path: str) -> str:

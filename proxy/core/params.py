@@ -131,7 +131,7 @@ T = TypeVar("T")
 
 
 LARGEST = 2**63 - 1
-"""Largest whole number and largest size in bytes of a setting: the largest that Kubernetes and llm-d accept."""
+"""Largest absolute value of a whole number or a size in bytes: the largest number that Kubernetes and llm-d accept."""
 
 LONGEST = 60
 """Number of characters of a key or a text that an error quotes: it may be a line of another program's file."""
@@ -456,7 +456,7 @@ def _check_bounds(field: dataclasses.Field[Any], value: Any, path: str) -> None:
             figure = str(value) if isinstance(value, int) else f"{value:g}"
             raise Invalid(Problem(path, f"must be {words} {bound:g}, not {figure}"))
     if isinstance(value, int) and abs(value) > LARGEST:
-        raise Invalid(Problem(path, f"must be at most {LARGEST}"))
+        raise Invalid(Problem(path, f"must be at most {LARGEST}" if value > 0 else f"must be at least {-LARGEST}"))
 
 
 def _bool(value: Any) -> bool:

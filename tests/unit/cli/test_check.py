@@ -121,3 +121,38 @@ def test_numbers_beyond_every_use_are_refused(tmp_path: Path, text: str, path: s
     result = checked(tmp_path, text)
     assert result.exit_code == 2
     assert f"{path}: must be at most" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("models: {objectives: {batch: {priority: -99999999999999999999}}}", "models.objectives.batch.priority"),
+        ("flowControl: {bands: [{priority: -99999999999999999999}]}", "flowControl.bands[0].priority"),
+    ],
+)
+def test_numbers_below_every_use_are_refused_with_the_least_number(tmp_path: Path, text: str, path: str) -> None:
+    result = checked(tmp_path, text)
+    assert result.exit_code == 2
+    assert f"{path}: must be at least -9223372036854775807" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'security: {apiKeysFile: "keys\0.yaml"}',
+        r'listen: {tls: {cert: "cert\0.pem", key: key.pem}}',
+        r'telemetry: {record: {file: "folder\0/record.jsonl"}}',
+        r'pods: {file: "pods\0.yaml"}',
+        r'scheduling: {file: "picker\0.yaml"}',
+    ],
+)
+def test_a_nul_is_refused_with_its_position(tmp_path: Path, text: str) -> None:
+    result = checked(tmp_path, text)
+    assert result.exit_code == 2
+    assert f"kvlane.yaml:1:{text.index(chr(34)) + 1}: the text contains a NUL (\\0); remove it" in result.stderr
+
+
+def test_a_path_that_the_system_refuses_is_a_fault_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    (fault,) = faults(checked(tmp_path, f"security: {{apiKeysFile: {path}}}"))
+    assert fault == f"security.apiKeysFile: {path}: cannot be read: File name too long"

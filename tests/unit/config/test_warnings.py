@@ -54,6 +54,22 @@ def test_every_setting_that_names_a_missing_file_is_named(tmp_path: Path) -> Non
     ]
 
 
+def test_paths_that_cannot_be_files_are_named_with_the_reason(tmp_path: Path) -> None:
+    file, long = tmp_path / "file", tmp_path / ("x" * 300)
+    file.touch()
+    settings = from_mapping(
+        {
+            "pods": {"static": [{"url": "https://a:1", "tls": {"ca": str(long)}}], "file": str(tmp_path)},
+            "telemetry": {"record": {"file": str(file / "record")}},
+        }
+    )
+    assert list(warnings(settings)) == [
+        f"pods.static[0].tls.ca: {long} cannot be read: File name too long; connections that need it fail.",
+        f"pods.file: {tmp_path} is a folder, not a file; it provides no pods until it does.",
+        f"telemetry.record.file: the folder {file} is a file, not a folder; nothing is recorded.",
+    ]
+
+
 def test_a_missing_file_of_pods_that_a_plugin_names_is_named(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     discovery = {
