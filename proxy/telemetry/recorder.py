@@ -68,7 +68,7 @@ class RequestRecorder(Listener):
         self._wall = clock.wall
         self._now = clock.now
         self._salt: Salt
-        self._started: float
+        self._installed: Installation
         self._epoch: float
         self._lost = lost
         self._fleet = fleet
@@ -100,9 +100,9 @@ class RequestRecorder(Listener):
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Record from now on; write the rest when the stack ends."""
-        installed = installation(self._key, self._wall())
-        self._salt, self._started = Salt(installed.secret), installed.started
-        self._epoch = self._wall() - self._now() - installed.started
+        self._installed = installation(self._key, self._wall())
+        self._salt = Salt(self._installed.secret)
+        self._epoch = self._wall() - self._now() - self._installed.started
         await stack.enter_async_context(self._writer)
         stack.callback(self._flush)
         tasks = await stack.enter_async_context(Tasks())
@@ -153,10 +153,13 @@ class RequestRecorder(Listener):
         return found
 
     def _head(self, lines: bytes) -> bytes:
-        """Return the first lines of a file, before these `lines`; called in the writer's thread."""
+        """Return the first lines of a file, before these `lines`; called in the writer's thread, with the lock on the
+        file of the secret. That file is still empty if it could not be created at the start."""
+        if not self._key.stat().st_size:
+            self._key.write_bytes(self._installed.packed())
         head = {
             "kvlane_record": VERSION,
-            "started": self._started,
+            "started": self._installed.started,
             "block_tokens": BLOCK_TOKENS,
             "salt": self._salt.fingerprint,
         }
@@ -240,10 +243,13 @@ class Installation:
     secret: bytes
     started: float
 
+    def packed(self) -> bytes:
+        return orjson.dumps({"secret": b64encode(self.secret).decode(), "started": self.started})
+
 
 def installation(path: Path, now: float) -> Installation:
-    """Return the content of the file, which only its owner may read; create it if it is missing. If that fails, use
-    values for the lifetime of the process: such records are not comparable with others."""
+    """Return the content of the file, which only its owner may read; create it if it is missing. If that fails, return
+    temporary values, which are stored when the first record can be written."""
     new = Installation(os.urandom(SECRET_BYTES), now)
     why: object = "it holds no secret of a record"
     try:
@@ -252,7 +258,7 @@ def installation(path: Path, now: float) -> Installation:
             fcntl.flock(file, fcntl.LOCK_EX)
             known = file.read()
             if not known:
-                file.write(orjson.dumps({"secret": b64encode(new.secret).decode(), "started": now}))
+                file.write(new.packed())
                 return new
         read = orjson.loads(known)
         return Installation(b64decode(read["secret"], validate=True), float(read["started"]))

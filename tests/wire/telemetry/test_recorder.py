@@ -193,6 +193,20 @@ async def test_a_directory_that_returns_is_written_to_again(tmp_path: Path, monk
     assert requests(path)
 
 
+async def test_a_record_whose_directory_came_late_is_continued_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "INTERVAL", 0.01)
+    path = tmp_path / "later" / "record.jsonl"
+    async with recording(path) as s:
+        path.parent.mkdir()
+        await s.chat("the same prompt " * 100)
+    async with recording(path) as s:
+        await s.chat("the same prompt " * 100)
+    before, after = requests(path)
+    assert (before["chain"], before["t"] < after["t"]) == (after["chain"], True)
+
+
 async def test_a_record_of_the_wrong_kind_does_not_hurt_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
