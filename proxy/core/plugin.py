@@ -211,6 +211,19 @@ EXTENSION_POINTS: tuple[type[Plugin], ...] = (
 )
 
 
+REQUIRED_METHODS = {
+    "ProfileHandler": "plan",
+    "Decider": "wants",
+    "Filter": "filter",
+    "Scorer": "score",
+    "Picker": "pick",
+    "PreRequest": "pre_request",
+    "PostResponse": "post_response",
+    "EndpointRemoved": "endpoint_removed",
+}
+"""The method that a plugin with this extension point needs. A DataProducer has `produce` or `derive`."""
+
+
 def points_of(cls: type) -> tuple[type[Plugin], ...]:
     """Return the extension points that a class has as bases."""
     return tuple(point for point in EXTENSION_POINTS if point in cls.__mro__)

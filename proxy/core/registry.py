@@ -17,7 +17,7 @@ from proxy.core import params
 from proxy.core.errors import ConfigError, Problem
 from proxy.core.log_limit import LogLimit
 from proxy.core.params import Invalid, suggestion, unknown_key
-from proxy.core.plugin import Plugin
+from proxy.core.plugin import REQUIRED_METHODS, Plugin, points_of
 from proxy.core.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,8 @@ class Registry:
     def __init__(self, classes: Iterable[type[Plugin]]) -> None:
         self._classes: dict[str, type[Plugin]] = {}
         for cls in classes:
+            if not cls.__module__.startswith(f"{BUILT_IN}.") and (fault := _incomplete(cls)):
+                raise ConfigError([Problem("", f"plugin type '{cls.plugin_type}': {_where(cls)} {fault}")])
             other = self._classes.setdefault(cls.plugin_type, cls)
             if other is not cls:
                 raise ConfigError(
@@ -89,6 +91,20 @@ def is_built_in(plugin: Plugin) -> bool:
     """Return whether the plugin is part of kvlane. Contract tests run all of these, so guards need not check the
     results of built-in filters and pickers."""
     return type(plugin).__module__.startswith(f"{BUILT_IN}.")
+
+
+def _incomplete(cls: type[Plugin]) -> str:
+    """Return what a class lacks to be a plugin; "" for a complete one."""
+    if getattr(cls, "__dataclass_fields__", None) is None:
+        return "is not a dataclass; write @dataclass below @plugin"
+    points = points_of(cls)
+    if not points:
+        return "has no extension point as a base, such as Scorer"
+    for point in points:
+        method = REQUIRED_METHODS.get(point.__name__)
+        if method is not None and getattr(cls, method) is getattr(point, method):
+            return f"has no method '{method}', which a {point.__name__} needs"
+    return ""
 
 
 def _where(cls: type) -> str:

@@ -9,7 +9,7 @@ import pytest
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import ConfigError
 from proxy.core.params import Invalid, param
-from proxy.core.plugin import Filter, PreRequest, Scorer, plugin, points_of
+from proxy.core.plugin import Filter, Plugin, PreRequest, Scorer, plugin, points_of
 from proxy.core.ports import Clock, InstanceName, ManualClock
 from proxy.core.registry import Registry, make_plugin, parameters_of
 from proxy.core.request import InferenceRequest
@@ -82,3 +82,30 @@ def test_a_class_has_the_extension_points_that_it_declares() -> None:
 
     assert points_of(Both) == (Filter, PreRequest)
     assert points_of(Mine) == (Scorer,)
+
+
+def test_a_class_that_is_no_complete_plugin_is_an_error_that_says_what_is_missing() -> None:
+    @plugin("bare")
+    class Bare(Scorer):
+        def score(self, run: Any, request: InferenceRequest, endpoints: Sequence[Endpoint]) -> list[float]:
+            return []
+
+    @plugin("of-nothing")
+    @dataclass(frozen=True, slots=True)
+    class OfNothing(Plugin):
+        pass
+
+    @plugin("misspelt")
+    @dataclass(frozen=True, slots=True)
+    class Misspelt(Scorer):
+        def scores(self) -> None:
+            pass
+
+    expected: list[tuple[Any, str]] = [
+        (Bare, "is not a dataclass; write @dataclass below @plugin"),
+        (OfNothing, "has no extension point as a base, such as Scorer"),
+        (Misspelt, "has no method 'score', which a Scorer needs"),
+    ]
+    for cls, fault in expected:
+        with pytest.raises(ConfigError, match=f"plugin type '{cls.plugin_type}': .*{cls.__name__} {fault}"):
+            Registry([cls])
