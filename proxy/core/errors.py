@@ -6,6 +6,7 @@ Messages say what to do and never contain the URL of a pod.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import sys
@@ -419,8 +420,9 @@ class ConfigError(KvlaneError):
 def without_extra(path: str, extra: str, package: str = "") -> ConfigError:
     """Return the error for a setting, or the plugin of this path, that needs an extra which is not installed."""
     needs = f"the package {package}" if package else "the extra"
-    install = f"{sys.executable} -m pip install 'kvlane[{extra}]'"
-    return ConfigError([MissingPackage(path, f"needs {needs}: {install}")])
+    has_pip = importlib.util.find_spec("pip") is not None  # environments that uv makes have none
+    install = f"{sys.executable} -m pip install" if has_pip else f"uv pip install --python {sys.executable}"
+    return ConfigError([MissingPackage(path, f"needs {needs}: {install} 'kvlane[{extra}]'")])
 
 
 class Unreadable(ConfigError):
