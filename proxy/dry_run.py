@@ -218,7 +218,8 @@ class OwnDecisions:
         producers = Producers(scheduling.producers, scheduling.raised, scheduling.name_of)
         await producers.run(request, pool.pods.endpoints_for(request.model))
         candidates = pool.pods.endpoints_for(request.model)
-        if candidates:
+        is_served = bool(candidates)
+        if is_served:
             candidates = narrowing(self.process.serving.flow_controls)(request, candidates)
         record = DecisionRecord()
         try:
@@ -228,7 +229,8 @@ class OwnDecisions:
         except BadRequest:
             raise
         except RequestError as error:
-            outcome = error.with_traceback(None)
+            gateway = self.process.serving.gateway
+            outcome = error.with_traceback(None) if is_served else gateway.no_pod_serves(request.model)
         builder = self.process.explaining.builder(scheduling, pool.name)
         return builder.entry(ID, request, candidates, record.runs, outcome)
 

@@ -241,7 +241,7 @@ class Gateway:
             return Decision(self._holder(pool, request, parsed.previous_response_id))
         started = self.clock.now()
         if not candidates:
-            raise self._no_pod_serves(request.model)
+            raise self.no_pod_serves(request.model)
         for admission in pool.admissions:
             candidates = admission.narrow(request, candidates)
         try:
@@ -272,7 +272,8 @@ class Gateway:
                 ranks = admission.narrow(request, ranks)
         return holder if holder in ranks else ranks[0]
 
-    def _no_pod_serves(self, model: str) -> RequestError:
+    def no_pod_serves(self, model: str) -> RequestError:
+        """Return the error for a request for this model without candidates."""
         if self.fleet.ready and not self.fleet.knows(model):
             return UnknownModel(model)
         return NoEndpoints(f"No pod that serves the model `{model}` is ready; try again shortly." if model else NO_POD)

@@ -75,6 +75,17 @@ async def test_other_weights_show_the_resulting_pod(tmp_path: Path) -> None:
         assert (alone.exit_code, alone.stderr) == (2, "There is no profile 'candidate'; there are default.\n")
 
 
+async def test_a_model_that_no_pod_serves_is_named_as_for_its_client(tmp_path: Path) -> None:
+    file = tmp_path / "body.json"
+    file.write_text(json.dumps({**BODY, "model": "other"}))
+    async with stack(2) as s:
+        shown = await run(s, str(file))
+    assert shown.exit_code == 0
+    assert (
+        "no pod was chosen: The model `other` does not exist; GET /v1/models lists the models that do." in shown.output
+    )
+
+
 async def test_an_impossible_query_is_exit_code_2_with_the_reason() -> None:
     async with stack(1, settings=ON) as s:
         assert "No decision" in (await run(s, "--id", "nothing")).stderr
