@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.tools import presets
-from proxy.tools.imported import Converted, Imported, converted, items, mapping, read, read_flags
+from proxy.tools.imported import Converted, Imported, InvalidDocument, converted, items, mapping, read, read_flags
 
 Values = dict[str, Any]
 """The values of a dynamic configuration, with keys in snake case."""
@@ -78,7 +78,11 @@ def production_stack(words: Sequence[str]) -> Imported:
     """Import a command line, or only the file of a dynamic configuration. The command line takes precedence over the
     file that it names. Raise InvalidDocument, and ValueError for an invalid value."""
     if len(words) == 1 and not words[0].startswith("--"):
-        return imported(_dynamic(Path(words[0])))
+        dynamic = _dynamic(Path(words[0]))
+        if dynamic and not any(key in _KNOWN for key in dynamic):
+            advice = "; of a chart's values, give the router's command line" if "routerSpec" in dynamic else ""
+            raise InvalidDocument(f"{words[0]} has no setting of the router{advice}")
+        return imported(dynamic)
     arities = {f"--{key.replace('_', '-')}": 0 if key in _SWITCHES else 1 for key in _KNOWN}
     found, unknown = read_flags(words, arities)
     values: Values = {}

@@ -514,6 +514,15 @@ class TestTheCommand:
         assert run("production-stack", "--static-backends http://a:1 --static-models m").exit_code == 0
         assert yaml.safe_load(output.read_text())["listen"] == {"port": 9000}
 
+    @pytest.mark.parametrize("text", ["model_list: []", "servingEngineSpec: {}\nrouterSpec: {routingLogic: session}"])
+    def test_a_file_without_a_setting_of_the_router_is_refused(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "values.yaml"
+        file.write_text(text)
+        result = run("production-stack", str(file))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"{file} has no setting of the router" in result.stderr
+        assert ("give the router's command line" in result.stderr) == ("routerSpec" in text)
+
     def test_files_are_read(self, tmp_path: Path) -> None:
         file = tmp_path / "litellm.yaml"
         file.write_text(
