@@ -58,7 +58,9 @@ def of_pod(seen: PodReport) -> list[Finding]:
     if seen.unreachable == IS_KVLANE:
         return [Finding(seen.url, "reachable", FAULT, IS_KVLANE, "give the URLs of its pods: `kvlane top` lists them")]
     if seen.unreachable:
-        fix = "start the engine, or mend the URL, the port and what is between this machine and the pod"
+        fix = "start the engine, or correct the URL, the port, or the network between this machine and the pod"
+        if "SSL" in seen.unreachable:
+            fix = "if the port speaks no TLS, write http://"
         return [Finding(seen.url, "reachable", FAULT, seen.unreachable, fix)]
     return [
         Finding(seen.url, check, level, text, fix) for check, say in _CHECKS.items() for level, text, fix in say(seen)

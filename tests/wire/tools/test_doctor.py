@@ -327,6 +327,12 @@ class TestTheCommand:
         assert "'vllm-0' is no URL of a pod" in result.output
         assert "ends in /v1" in CliRunner().invoke(main, ["doctor", "http://vllm-0:8000/v1"]).output
 
+    async def test_https_at_a_port_without_tls_names_the_scheme(self) -> None:
+        async with serving(FakePod()) as pod:
+            words = ["doctor", pod.url.replace("http:", "https:"), "--no-requests", "--timeout", "1"]
+            result = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert "if the port speaks no TLS, write http://\n" in result.stderr
+
     async def test_it_lists_omitted_pods_in_the_configuration(self) -> None:
         async with serving(FakePod()) as pod:
             gone = f"http://127.0.0.1:{free_port()}"
