@@ -252,7 +252,8 @@ async def in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
         message = f"{request.method} is not allowed here; allowed: {', '.join(allowed)}."
         return _rendered(MethodNotAllowed(message, allowed), request)
     except web.HTTPNotFound:
-        return _rendered(NotFound(f"The admin port has no {request.path}."), request)
+        advice = " Inference paths are on the data port." if request.path.startswith("/v1/") else ""
+        return _rendered(NotFound(f"The admin port has no {request.path}.{advice}"), request)
     except web.HTTPRequestEntityTooLarge:
         return _rendered(BodyTooLarge(f"The body is larger than {LARGEST_BODY} bytes."), request)
     except Exception:

@@ -114,7 +114,9 @@ async def test_a_key_beyond_ascii_works() -> None:
 async def test_an_unknown_path_is_reported() -> None:
     async with admin_port() as port:
         error = await port.error("GET", "/admin/nothing", 404)
-        assert "/admin/nothing" in error["message"]
+        assert error["message"] == "The admin port has no /admin/nothing."
+        error = await port.error("POST", "/v1/chat/completions", 404)
+        assert error["message"].endswith("Inference paths are on the data port.")
 
 
 async def test_a_wrong_method_names_the_right_ones() -> None:
