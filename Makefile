@@ -135,14 +135,17 @@ audit: .venv-audit/.ready
 	.venv-audit/bin/python -m pip install -q --disable-pip-version-check pip-audit
 	@touch $@
 
+REFUSE_PYTHON = echo "kvlane needs Python 3.11 to 3.14 on the PATH, or PYTHON=/path/to/python"; exit 1
+
 clean:
 	rm -rf build/site build/coverage .venv-audit .venv-clients .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/.python:
-	@test -n "$(PYTHON)" || { echo "kvlane needs Python 3.11 to 3.14 on the PATH, or PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { $(REFUSE_PYTHON); }
 ifdef UV
 	uv venv -q --python $(PYTHON) .venv
 else
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { $(REFUSE_PYTHON); }
 	$(PYTHON) -m venv .venv
 endif
 	@touch $@

@@ -91,10 +91,10 @@ async function propose(isDry) {
 }
 
 function tried(answer, body, hasHidden) {
-  if (!answer.changed.length) return [h("p", { class: "ok" }, "It is sound, and changes nothing.")];
+  if (!answer.changed.length) return [h("p", { class: "ok" }, "It is valid, and changes nothing.")];
   const lines = excerpt(diff(source, body)).map(([sign, line]) => h("span", { class: "line", "data-sign": sign }, `${sign === "=" ? " " : sign} ${line}\n`));
   return [
-    h("p", { class: "ok" }, `It is sound, and changes ${plural(answer.changed.length, "value")}:`),
+    h("p", { class: "ok" }, `It is valid, and changes ${plural(answer.changed.length, "value")}:`),
     h("ul", {}, answer.changed.map((path) => h("li", {}, h("code", {}, path), answer.needsRestart.includes(path) ? " (after a restart)" : null))),
     ...answer.warnings.map((one) => h("p", { class: "bad" }, `Warning: ${one}`)),
     lines.length ? h("pre", { class: "diff", tabindex: 0, "aria-label": "Changed lines" }, lines) : null,

@@ -82,5 +82,5 @@ function legs({ legs: all }) {
   const rows = all.map((leg) => ({
     cells: [`${leg.stage} ${leg.attempt + 1}`, leg.pod, seconds(leg.sent), seconds(leg.firstByte), seconds(leg.lastByte), leg.status ?? "–", leg.ending ?? "in flight", count(leg.cachedTokens), count(leg.completionTokens)],
   }));
-  return h("section", {}, h("h3", {}, "What was sent"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What was sent" }, table({ caption: "Legs; times after the request came", columns: ["Leg", "Pod", "Sent", "First byte", "Last byte", "Status", "Ending", "Cached", "Answered"], rows, numbers: [2, 3, 4, 7, 8] })));
+  return h("section", {}, h("h3", {}, "Attempts"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Attempts" }, table({ caption: "Attempts; times after the request came", columns: ["Stage", "Pod", "Sent", "First byte", "Last byte", "Status", "Ending", "Cached", "Tokens out"], rows, numbers: [2, 3, 4, 7, 8] })));
 }

@@ -7,7 +7,7 @@ import { state } from "./state.js";
 export function queues() {
   const pools = state.queues;
   if (pools === null) return replace($("queue-list"), hint("With several workers each has its own queue; ", h("code", {}, "kvlane_queue_requests"), " of /metrics has them."));
-  if (!pools.length) return replace($("queue-list"), hint("Nobody has to wait: ", h("code", {}, "flowControl"), " has no limits, so requests go to pods at once."));
+  if (!pools.length) return replace($("queue-list"), hint("No request waits: ", h("code", {}, "flowControl"), " has no limits, so requests go to pods at once."));
   return replace($("queue-list"), ...pools.map((pool) => ofPool(pool, pools.length > 1)));
 }
 
