@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import click
@@ -82,12 +83,18 @@ class Commands(click.Group):
 
 
 def _with_hint(error: click.UsageError) -> click.UsageError:
-    """Return the error; for a file without -c, it names the option."""
-    prefix, _, rest = error.message.partition("Got unexpected extra argument (")
-    takes_file = error.ctx is not None and any(each.name == "config" for each in error.ctx.command.params)
-    if rest and not prefix and takes_file:
-        return click.UsageError(f"{error.message}; use -c {rest.removesuffix(')')}", error.ctx)
-    return error
+    """Return the error; for a file without -c and URLs without --pod, it names the option."""
+    found = _EXTRA.fullmatch(error.message)
+    options = {each.name for each in error.ctx.command.params} if error.ctx is not None else set()
+    if found is None or "config" not in options:
+        return error
+    words = found[1].split()
+    if "pods" in options and all("://" in word for word in words):
+        return click.UsageError(f"{error.message}; use {' '.join(f'--pod {word}' for word in words)}", error.ctx)
+    return click.UsageError(f"{error.message}; use -c {words[0]}", error.ctx)
+
+
+_EXTRA = re.compile(r"Got unexpected extra arguments? \((.+)\)")
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

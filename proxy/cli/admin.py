@@ -40,7 +40,10 @@ WHICH_PORT = "is this the admin port, 9190 unless configured?"
 
 
 def in_full(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Return the complete URL: `localhost:9190` has the same meaning as in a browser."""
+    """Return the complete URL: `localhost:9190` has the same meaning as in a browser. Raise BadParameter for an empty
+    one, as of an unset variable of the shell."""
+    if value == "":
+        raise click.BadParameter("is empty; write http://HOST:9190")
     return value if not value or "://" in value else f"http://{value}"
 
 

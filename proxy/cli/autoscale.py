@@ -50,7 +50,7 @@ def evaluate(file: Path) -> None:
     click.echo(json.dumps(evaluation.result(found), indent=2, ensure_ascii=False))
 
 
-@autoscale.command("validate")
+@autoscale.command("validate", short_help="Check the section autoscale of a YAML file.")
 @click.argument("file", type=click.Path(path_type=Path))
 def validate(file: Path) -> None:
     """Check the section autoscale of a YAML file, and print all its faults.
@@ -110,7 +110,7 @@ def _decisions(text: str, source: str) -> list[Mapping[str, Any]]:
         ]
     if isinstance(found, Mapping):
         found = found.get("decisions", [found])
-    if not isinstance(found, list) or not found or not all(isinstance(one, Mapping) for one in found):
+    if not isinstance(found, list) or not found or not all(isinstance(one, Mapping) and "pool" in one for one in found):
         raise ConfigError([Problem(source, "holds no decisions")])
     return found
 

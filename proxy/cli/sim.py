@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, get_args
 import click
 import uvloop
 
+from proxy.core.errors import without_extra
 from proxy.lab.sim import SimConfig
 from proxy.lab.sim import serve as serve_pods
 from proxy.lab.sim.config import HARDWARE, ConnectorName, Role
@@ -136,8 +138,11 @@ def sim(
     try:
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(serve_pods(configs, host=host, port=port, begun=lambda: _print(configs, host, port)))
+    except ImportError as error:
+        raise without_extra("--kv-events-port", "precise") from error
     except OSError as error:
-        raise click.ClickException(f"cannot listen: {error.strerror or error}") from None
+        advice = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise click.ClickException(f"cannot listen: {error.strerror or error}{advice}") from None
 
 
 def _print(configs: Sequence[SimConfig], host: str, port: int) -> None:

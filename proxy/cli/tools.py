@@ -138,7 +138,7 @@ def import_() -> None:
     """
 
 
-@import_.command("vllm-router", context_settings=_THEIR_WORDS)
+@import_.command("vllm-router", short_help="Convert a command line of vllm-router.", context_settings=_THEIR_WORDS)
 @output_option
 @_words
 def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
@@ -150,7 +150,7 @@ def from_vllm_router(output: Path | None, words: tuple[str, ...]) -> None:
     _import(lambda: vllm_router(_split(words)), output)
 
 
-@import_.command("sglang-router", context_settings=_THEIR_WORDS)
+@import_.command("sglang-router", short_help="Convert a command line of sglang-router.", context_settings=_THEIR_WORDS)
 @output_option
 @_words
 def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
@@ -162,7 +162,11 @@ def from_sglang_router(output: Path | None, words: tuple[str, ...]) -> None:
     _import(lambda: sglang_router(_split(words)), output)
 
 
-@import_.command("production-stack", context_settings=_THEIR_WORDS)
+@import_.command(
+    "production-stack",
+    short_help="Convert a command line of the production stack's router.",
+    context_settings=_THEIR_WORDS,
+)
 @output_option
 @_words
 def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
@@ -175,7 +179,7 @@ def from_production_stack(output: Path | None, words: tuple[str, ...]) -> None:
     _import(lambda: production_stack(_split(words)), output)
 
 
-@import_.command("endpoint-picker")
+@import_.command("endpoint-picker", short_help="Convert an EndpointPickerConfig of llm-d.")
 @output_option
 @_file
 def from_endpoint_picker(output: Path | None, file: Path) -> None:

@@ -32,6 +32,13 @@ _OLDER = re.compile(r"^unknown f.*(known are|no fields|belongs to scheduling\.pl
 
 WRAPPED = f"it holds an {KIND}, which `kvlane import endpoint-picker` takes out of a manifest or of a chart's values"
 
+_OF_OTHERS = {
+    "model_list": "`kvlane import litellm` converts a LiteLLM configuration",
+    "static_backends": "`kvlane import production-stack` converts the dynamic configuration of its router",
+    "service_discovery": "`kvlane import production-stack` converts the dynamic configuration of its router",
+}
+"""Hint for the configuration of another router, by one of its keys."""
+
 BODY = Path("request body")
 
 UNEXPANDED = "contains ${…}, which is expanded only if the admin port requires a key: set admin.apiKey"
@@ -76,6 +83,8 @@ def from_text(
             hint = f"{path}: {OLDER}"
         elif f"kind: {KIND}" in text and "scheduling" not in data and "pools" not in data:
             hint = f"{path}: {WRAPPED}"
+        elif known := next((key for key in _OF_OTHERS if key in data), None):
+            hint = f"{path}: {_OF_OTHERS[known]}"
         raise ConfigError(problems, hint) from None
     if found or missing:
         raise ConfigError([*found, *missing])

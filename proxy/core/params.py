@@ -377,7 +377,9 @@ def _coerce_mapping(kinds: tuple[Any, ...], value: Any, path: str) -> dict[str, 
 
 def _coerce_items(origin: type, kind: Any, value: Any, path: str) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        advice = "" if isinstance(value, Mapping) or value is None else f"; write [{value}]"
+        advice = "" if value is None else f"; write [{value}]"
+        if isinstance(value, Mapping):
+            advice = "; begin each item with '- '"
         raise Invalid(Problem(path, f"must be a list, not {_spell(value)}{advice}"))
     container = frozenset if issubclass(origin, frozenset) else tuple
     pairs = ((index, f"{path}[{index}]", item) for index, item in enumerate(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.core.params import param
-from proxy.http.settings import ServerTls
+from proxy.http.settings import ServerTls, check_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,9 @@ class ExtProcSettings:
         at_least=0,
         at_most=16,
     )
+
+    def __post_init__(self) -> None:
+        check_host(self.host, "extproc.port")
 
     @property
     def is_on(self) -> bool:

@@ -263,6 +263,9 @@ class ListenSettings:
         more_than=0,
     )
 
+    def __post_init__(self) -> None:
+        check_host(self.host, "listen.port")
+
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
@@ -280,6 +283,7 @@ class AdminSettings:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an empty key, which would open the port, and for invalid hosts."""
+        check_host(self.host, "admin.port")
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError("apiKey: is empty; set it, or leave it out to go without one")
         for name in self.hosts:
@@ -290,6 +294,12 @@ class AdminSettings:
     def host_names(self) -> frozenset[str]:
         """The accepted host names beside `localhost` and IP addresses, normalised."""
         return frozenset(map(host_name, (self.host, *self.hosts)))
+
+
+def check_host(host: str, port: str) -> None:
+    """Raise ValueError for a URL and for a host with a port. `port` is the setting of the port."""
+    if "/" in host or "[" in host or host.count(":") == 1:
+        raise ValueError(f"host: {host!r} is not a host; write only a name or an address, and the port as {port}")
 
 
 def host_name(host: str) -> str:

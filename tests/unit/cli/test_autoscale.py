@@ -187,6 +187,11 @@ class TestReplay:
         assert "the policy has no pool 'other'" in run("replay", history, "-c", policy, "--pool", "other").stderr
         assert "did you mean 'default'?" in run("replay", history, "-c", policy, "--pool", "defualt").stderr
 
+    def test_entries_without_a_pool_are_no_decisions(self, tmp_path: Path, policy: Path) -> None:
+        file = tmp_path / "question.json"
+        file.write_text('{"total": 8}')
+        assert f"{file}: holds no decisions" in run("replay", file, "-c", policy).stderr
+
     @pytest.mark.parametrize("text", ["", "3", "[]", "[3]", "{\n}{", '{"decisions": 3}'])
     def test_an_invalid_history_is_refused(self, tmp_path: Path, policy: Path, text: str) -> None:
         file = tmp_path / "history.json"

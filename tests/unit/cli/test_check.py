@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def test_a_missing_extra_of_the_replicas_is_a_fault(tmp_path: Path, monkeypatch:
     result = CliRunner().invoke(main, ["check", "-c", str(file)])
     assert result.exit_code == 2
     assert f"replicas.store: needs the extra: {sys.executable} -m pip install 'kvlane[redis]'" in result.output
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = CliRunner().invoke(main, ["check", "-c", str(file)])
+    assert f"replicas.store: needs the extra: uv pip install --python {sys.executable} 'kvlane[redis]'" in result.output
 
 
 def checked(tmp_path: Path, text: str) -> Result:
@@ -156,3 +160,37 @@ def test_a_path_that_the_system_refuses_is_a_fault_with_its_reason(tmp_path: Pat
     path = tmp_path / ("x" * 300)
     (fault,) = faults(checked(tmp_path, f"security: {{apiKeysFile: {path}}}"))
     assert fault == f"security.apiKeysFile: {path}: cannot be read: File name too long"
+
+
+@pytest.mark.parametrize("section", ["listen", "admin", "extproc"])
+@pytest.mark.parametrize("host", ["0.0.0.0:8000", "http://0.0.0.0", "vllm.example:80", "[::1]:80"])
+def test_a_host_with_a_scheme_or_a_port_is_refused(tmp_path: Path, section: str, host: str) -> None:
+    (fault,) = faults(checked(tmp_path, f"{section}: {{host: '{host}'}}"))
+    advice = f"write only a name or an address, and the port as {section}.port"
+    assert fault == f"{section}.host: {host!r} is not a host; {advice}"
+
+
+@pytest.mark.parametrize("host", ["", "::", "::1", "fe80::1%eth0", "127.0.0.1", "localhost", "kvlane.example"])
+def test_names_and_addresses_are_hosts(tmp_path: Path, host: str) -> None:
+    assert checked(tmp_path, f"listen: {{host: '{host}'}}").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (
+            "model_list: []\nlitellm_settings: {}",
+            "`kvlane import litellm` converts a LiteLLM configuration",
+        ),
+        (
+            "service_discovery: static\nstatic_backends: http://a:1",
+            "`kvlane import production-stack` converts the dynamic configuration of its router",
+        ),
+    ],
+)
+def test_the_error_about_the_configuration_of_another_router_names_the_import(
+    tmp_path: Path, text: str, hint: str
+) -> None:
+    result = checked(tmp_path, text)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Hint: {tmp_path}/kvlane.yaml: {hint}"

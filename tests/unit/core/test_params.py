@@ -124,7 +124,7 @@ def test_values_are_converted_to_their_annotation(key: str, value: Any, name: st
         ({"inner": {"depth": 11, "required": "x"}}, "top.inner.depth: must be at most 10, not 11"),
         ({"inner": {}}, "top.inner.required: is required"),
         ({"inner": []}, "top.inner: must be a mapping, not a list; its keys are required, depth"),
-        ({"many": {}}, "top.many: must be a list, not a mapping"),
+        ({"many": {}}, "top.many: must be a list, not a mapping; begin each item with '- '"),
         ({"many": "abc"}, "top.many: must be a list, not the text 'abc'; write [abc]"),
         ({"labels": {"a": "x"}}, "top.labels.a: must be a whole number, not the text 'x'"),
         ([], "top: must be a mapping, not a list; its keys are flag, wholeNumber, share, name, …"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -158,6 +159,33 @@ def test_a_file_without_its_option_is_named_with_it(command: str) -> None:
     result = run(command, "kvlane.yaml")
     assert result.exit_code == 2
     assert "Got unexpected extra argument (kvlane.yaml); use -c kvlane.yaml" in result.output
+
+
+def test_a_url_without_its_option_is_named_with_it() -> None:
+    result = run("serve", "--pod", "http://a:1", "http://b:1", "http://c:1")
+    assert result.exit_code == 2
+    assert "use --pod http://b:1 --pod http://c:1\n" in result.output
+
+
+def test_the_help_of_a_group_shows_each_command_in_a_whole_sentence() -> None:
+    for group in ("import", "autoscale"):
+        assert "..." not in run(group, "--help").output.partition("Commands:")[2]
+
+
+def test_an_empty_url_is_refused() -> None:
+    result = run("drain", "pod-0", "--url", "")
+    assert (result.exit_code, "is empty; write http://HOST:9190" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("package", ["msgpack", "zmq"])
+def test_simulated_kv_events_without_their_packages_name_the_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run("sim", "--port", "1", "--kv-events-port", "2")
+    assert result.exit_code == 2
+    assert "--kv-events-port: needs the extra: " in result.output
+    assert "'kvlane[precise]'" in result.output
 
 
 def test_check_names_the_setting_of_a_file_that_cannot_be_used(tmp_path: Path) -> None:
