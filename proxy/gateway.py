@@ -18,7 +18,6 @@ from proxy.core.errors import (
     NoEndpoints,
     RequestError,
     UnknownModel,
-    UnknownResponse,
     UpstreamFailed,
 )
 from proxy.core.ports import ClientRequest, Clock, Relay, Resolver, allows
@@ -48,6 +47,8 @@ if TYPE_CHECKING:
 
 PUBLISHED_WITHIN = 0.1
 """Seconds until a response that another worker or proxy has relayed is known here. Its client may be faster."""
+
+TRIES = 10
 
 WEBSOCKET = (
     "This key may not use every model of the pods that serve this one, and a WebSocket reaches all of them. "
@@ -92,11 +93,8 @@ class Gateway:
         if pinned:
             parsed = Parsed("", client_request.body, previous_response_id=pinned)
             request = request_of(client_request, parsed, "", self.request_timeout)
-            try:
-                await self._serve_in_pool(self.pools.holding(pinned), request, parsed, relay, produces=False)
-            except UnknownResponse:
-                await asyncio.sleep(PUBLISHED_WITHIN)
-                await self._serve_in_pool(self.pools.holding(pinned), request, parsed, relay, produces=False)
+            await self._wait_for_response(pinned)
+            await self._serve_in_pool(self.pools.holding(pinned), request, parsed, relay, produces=False)
             return
         if len(client_request.body) <= SMALL and client_request.upload is None:
             parsed = parse_here(client_request)  # the usual body, without the checks below
@@ -118,14 +116,14 @@ class Gateway:
                 request = with_usage(request)
             if self.failover.quarantine.entries:  # after all rewrites: a request without a prompt is known by its body
                 self.failover.quarantine.check(request)
+            if parsed.previous_response_id:
+                await self._wait_for_response(parsed.previous_response_id)
             try:
                 if request.naming is None:  # as in `_send`, without its frame
                     await self.pools.send(request, parsed, relay)
                 else:
                     await self._send(request, parsed, relay)
                 return
-            except UnknownResponse:
-                await asyncio.sleep(PUBLISHED_WITHIN)
             except (UnknownModel, NoEndpoints):
                 if parsed.previous_response_id or not await self._is_served_after_reread(request):
                     raise
@@ -142,6 +140,13 @@ class Gateway:
         """Return the cards of /v1/models of all live pods, one per id."""
         cards = self.fleet.models()
         return cards if self.model_names is None else self.model_names.listed(cards)
+
+    async def _wait_for_response(self, response_id: str) -> None:
+        """Wait a moment for a response that another process may have relayed."""
+        for _ in range(TRIES):
+            if not self.bindings.may_appear(response_id, self.fleet.ready):
+                return
+            await asyncio.sleep(PUBLISHED_WITHIN / TRIES)
 
     def _send(self, request: InferenceRequest, parsed: Parsed, relay: Relay) -> Awaitable[None]:
         """Send the request to a pool, under each name of its model in turn if it has several."""

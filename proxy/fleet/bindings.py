@@ -41,6 +41,11 @@ class BindingTable:
     def __len__(self) -> int:
         return len(self._bound)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes make bindings too."""
+        return self.on_bind is not _ignored
+
     def expire_after(self, ttl: float, sweep_every: float) -> None:
         """Apply other settings: sessions expire `ttl` seconds after their last use."""
         self.ttl, self.sweep_every = ttl, sweep_every
@@ -118,6 +123,10 @@ class Bindings(Listener):
         if endpoint is not None:
             self.bind(response_id, endpoint)
         return endpoint
+
+    def may_appear(self, response_id: str, ready: Sequence[Endpoint]) -> bool:
+        """Return whether the response is unknown here, but may be one that another process has just relayed."""
+        return self.table.is_shared and len(ready) > 1 and self.table.get(response_id, self._clock.now()) is None
 
     def pod_of(self, response_id: str, ready: Sequence[Endpoint]) -> Endpoint:
         """Return the pod that stores the response. Raise UnknownResponse, or NoEndpoints while no pod is ready."""

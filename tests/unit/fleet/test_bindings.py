@@ -64,3 +64,13 @@ def test_a_response_bound_again_belongs_to_the_last_pod() -> None:
     bindings.bind("r", B)
     assert bindings.find("r") is B
     assert len(bindings.table) == 1
+
+
+def test_an_unknown_response_may_appear_only_if_another_process_may_have_relayed_it() -> None:
+    bindings = Bindings(ManualClock())
+    assert not bindings.may_appear("r1", [A, B])
+    bindings.table.on_bind = lambda key, endpoint: None  # published to others
+    assert bindings.may_appear("r1", [A, B])
+    assert not bindings.may_appear("r1", [A])  # the only pod has it, or none
+    bindings.bind("r1", A)
+    assert not bindings.may_appear("r1", [A, B])
