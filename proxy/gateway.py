@@ -15,6 +15,7 @@ from proxy.core.errors import (
     LONGEST_NAME,
     NO_POD,
     Forbidden,
+    KvlaneError,
     NoEndpoints,
     RequestError,
     UnknownModel,
@@ -326,13 +327,20 @@ def start_attempt(gateway: Gateway, pool: Pool, attempt: Attempt) -> None:
             listeners.hook_failed(hook, attempt, error)
 
 
+def _ending_after(error: BaseException | None) -> Ending:
+    """Return the ending of an attempt whose relay set none."""
+    if isinstance(error, asyncio.CancelledError):
+        return Ending.CLIENT_GONE
+    return Ending.UPSTREAM_FAILED if isinstance(error, KvlaneError) else Ending.EVICTED
+
+
 def end_attempt(attempt: Attempt, error: BaseException | None) -> None:
     """Call the listeners of an attempt that has ended. `error` is what the relay raised; None does not mean success,
     which `attempt.ending` says."""
     listeners, endpoint = attempt.listeners, attempt.endpoint
     called = listeners.attempt_ended
     if attempt.ending is None:
-        attempt.ending = Ending.CLIENT_GONE if isinstance(error, asyncio.CancelledError) else Ending.UPSTREAM_FAILED
+        attempt.ending = _ending_after(error)
     if attempt.status != 200 or attempt.ending is not COMPLETE or endpoint.is_watched:
         called = listeners.ended_with_evidence + called
         if isinstance(error, UpstreamFailed):

@@ -25,8 +25,8 @@ class Ending(Enum):
     UPSTREAM_FAILED = "upstream-failed"
     TIMED_OUT = "timed-out"
     EVICTED = "evicted"
-    """kvlane ended it: for a request of higher priority, for another attempt of the request, because it stops, or
-    because it closed the connection of the client."""
+    """kvlane ended it: for a request of higher priority, for another attempt of the request, because it stops, because
+    it closed the connection of the client, or because of a defect of its own."""
 
 
 def ending_of(error: KvlaneError) -> Ending:

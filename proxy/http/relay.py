@@ -41,7 +41,8 @@ from proxy.http.request import HttpRequest, RequestHead
 from proxy.http.response import ASK_AFTER, RelayContext, Response
 from proxy.http.upstream.connection import PodConnection, ResponseMeter
 from proxy.http.upstream.pool import Collected, PodAddress, PodConnections, UpstreamPool
-from proxy.openai.errors import ABORTED, aborted, stream_error
+from proxy.openai.errors import ABORTED, aborted, is_aborted_message, stream_error
+from proxy.openai.events import MESSAGES
 
 if TYPE_CHECKING:
     from proxy.http.client_connection import ClientConnection, ResponseWriter
@@ -90,7 +91,7 @@ class TrackedRelay(Relay):
             ResponseMeter().finish_at_once(attempt, content)
             attempt.status = response_head.status
             attempt.first_byte_at = attempt.last_byte_at = context.clock.now()
-            if ABORTED in content:
+            if ABORTED in content or (attempt.request.path == MESSAGES and is_aborted_message(content)):
                 raise aborted()
             if response_head.declines or response_head.status == BAD_REQUEST:
                 declined = declined_or_none(response_head, content, attempt.endpoint.rank)

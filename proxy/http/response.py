@@ -46,8 +46,8 @@ from proxy.http.pipeline import (
 from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import FLUSH_BYTES, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.openai.errors import ABORTED, ENDING, aborted, starts_without_error, stream_error
-from proxy.openai.events import STREAMED, ends_whole, is_truncated, usage_from
+from proxy.openai.errors import ABORTED, ENDING, aborted, is_aborted_message, starts_without_error, stream_error
+from proxy.openai.events import MESSAGES, STREAMED, ends_whole, is_truncated, usage_from
 
 if TYPE_CHECKING:
     from proxy.http.relay import RacingAttempt
@@ -239,7 +239,10 @@ class Response(Receiver):
         """Relay the last read; most responses that are no streams have only this one."""
         head, attempt, context = self.head, self._attempt, self._context
         meter = self._connection.meter
-        if head is not None and raw.find(ABORTED, -ENDING if self._events else 0) >= 0:
+        if head is not None and (
+            raw.find(ABORTED, -ENDING if self._events else 0) >= 0
+            or (attempt.request.path == MESSAGES and is_aborted_message(b"".join(meter.pieces)))
+        ):
             meter.pop()
             self.failed(aborted())
             return
@@ -324,7 +327,7 @@ class Response(Receiver):
     def internal_error(self, error: Exception) -> None:
         """Fail the attempt; the task of the request raises the error, logs it and sends a 500, or resets the client's
         connection."""
-        self._attempt.ending = self._attempt.ending or Ending.UPSTREAM_FAILED
+        self._attempt.ending = self._attempt.ending or Ending.EVICTED  # the pod is not at fault
         self._outlet.writer = None
         self._connection.abort()
         if not self.done.done():

@@ -92,6 +92,9 @@ ENDING = 2 * 1024
 ABORTED = b'"finish_reason":"abort"'
 """In a response that vLLM does not finish because it stops. Text of the model has no unescaped quotes."""
 
+_MESSAGE = re.compile(rb'"type"\s*:\s*"message"').search
+_STOP_REASON = re.compile(rb'"stop_reason"\s*:\s*"').search
+
 _NAMED_ERROR = re.compile(rb"event:[ \t]*error[ \t]*[\r\n]").match
 
 _STATUSES = {
@@ -162,6 +165,11 @@ def names_rank_out_of_range(body: bytes) -> RankOutOfRange | None:
 def aborted() -> Declined:
     """Return the error that corresponds to a pod that broke off after a head with status 200."""
     return Declined(UNAVAILABLE, text="it aborted the response")
+
+
+def is_aborted_message(body: bytes) -> bool:
+    """Return whether this is a whole message without a stop reason, as vLLM sends it if it stops."""
+    return body.startswith(b"{") and _MESSAGE(body) is not None and _STOP_REASON(body) is None
 
 
 def _status(error: dict[str, Any]) -> int:

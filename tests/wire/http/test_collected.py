@@ -27,7 +27,7 @@ from proxy.core.ports import ClientRequest, Clock, ManualClock, Relay, SystemClo
 from proxy.core.request import InferenceRequest
 from proxy.http.upstream import pool
 from proxy.http.upstream.connection import ResponseMeter
-from tests.helpers.http.support import Pod, Received, Rig, answering, chunk, plain, post, rig
+from tests.helpers.http.support import CHAT, Pod, Received, Rig, answering, chunk, plain, post, rig
 from tests.helpers.ports import full_address
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.http.test_failures import breaking_off, closed_port, silent
@@ -140,10 +140,16 @@ async def test_a_refusal_of_the_pod_has_its_status(status: bytes) -> None:
         assert gateway.attempt.ending is Ending.UPSTREAM_FAILED
 
 
-async def test_a_response_that_the_engine_aborted_is_a_failure() -> None:
-    whole = plain(b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}]}')
-    async with Pod(answering(whole)) as pod, collecting(pod) as (port, gateway):
-        await port.ask(post())
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b'{"choices":[{"index":0,"text":"","finish_reason":"abort"}]}'),
+        ("/v1/messages", b'{"id":"c","type":"message","content":[],"model":"m"}'),
+    ],
+)
+async def test_a_response_that_the_engine_aborted_is_a_failure(path: str, body: bytes) -> None:
+    async with Pod(answering(plain(body))) as pod, collecting(pod) as (port, gateway):
+        await port.ask(post(path))
         assert isinstance(gateway.error, UpstreamFailed)
         assert gateway.attempt is not None
         assert gateway.attempt.ending is Ending.UPSTREAM_FAILED

@@ -367,3 +367,19 @@ async def test_a_response_aborted_by_a_stopping_engine_is_retried_on_another_pod
         assert [each.ending for each in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]
         await port.ask(post())
         assert stopping.connections == (1 if raw == plain(ABORTED) else stopping.connections)
+
+
+MESSAGE = b'{"id":"c","type":"message","role":"assistant","content":[{"type":"text","text":"%b"}],%b"model":"m"}'
+ABORTED_MESSAGES = (MESSAGE % (b"", b""), MESSAGE % (b'\\"stop_reason\\":\\"x\\"', b'"stop_reason":null,'))
+
+
+@pytest.mark.parametrize("body", ABORTED_MESSAGES)
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_message_aborted_by_a_stopping_engine_is_retried_on_another_pod(body: bytes, is_chunked: bool) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    raw = head + chunk(body) + b"0\r\n\r\n" if is_chunked else plain(body)
+    whole = MESSAGE % (b"Hi", b'"stop_reason":"end_turn",')
+    async with Pod(answering(raw)) as stopping, Pod(answering(plain(whole))) as pod, rig(stopping, pod) as port:
+        seen = await port.ask(post("/v1/messages"))
+        assert seen.body == whole
+        assert [each.ending for each in port.gateway.attempts] == [Ending.UPSTREAM_FAILED, Ending.COMPLETE]

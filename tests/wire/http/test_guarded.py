@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from proxy.core.attempt import Ending
 from proxy.core.listener import NO_LISTENERS
 from proxy.http.client_connection import Tunnel
 from proxy.http.reader import ContentLengthReader
@@ -116,6 +117,7 @@ async def test_an_error_before_anything_is_sent_is_a_500(
         assert seen.status == 500
         assert seen.json()["error"]["message"].startswith("Internal error")
         await has_ended(port, caplog)
+        assert port.attempt.ending is Ending.EVICTED  # not by its pod
 
 
 @pytest.mark.parametrize("callback", ["pause", "resume"])
