@@ -137,6 +137,14 @@ class Attempt:
             except Exception:  # noqa: BLE001  # the response goes on
                 self.listeners.failed(listener, self.request.id)
 
+    def note_stored_response(self) -> None:
+        """Call the listeners if the pod keeps the response that it streams: its client may refer to it from now on."""
+        for listener in self.listeners.response_stored if self.response_id else ():
+            try:
+                listener(self, None)
+            except Exception:  # noqa: BLE001  # the response goes on
+                self.listeners.failed(listener, self.request.id)
+
     @property
     def succeeded(self) -> bool:
         """Whether the pod sent a complete response without an error."""

@@ -68,7 +68,8 @@ class Listener:
         statuses, for clients that left, and for successes on a pod that breakers watch."""
 
     def response_stored(self, attempt: Attempt, error: BaseException | None) -> None:
-        """An attempt ended whose response the pod keeps under `attempt.response_id`. Called before `attempt_ended`."""
+        """The pod keeps the response under `attempt.response_id`. Called when a stream starts, and when an attempt has
+        ended, before `attempt_ended`."""
 
     def attempt_ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """An attempt is over; its fields are final, `ending` is set. Called once for each attempt that started.

@@ -51,7 +51,13 @@ from proxy.http.request import HttpRequest
 from proxy.http.response import POD_STOPPED, RelayContext
 from proxy.http.upstream.connection import ResponseMeter
 from proxy.http.upstream.pool import PodAddress
-from proxy.openai.errors import LONGEST, names_rank_out_of_range, says_that_model_is_missing, stream_error
+from proxy.openai.errors import (
+    LONGEST,
+    RESPONSES_PATHS,
+    names_rank_out_of_range,
+    says_that_model_is_missing,
+    stream_error,
+)
 from proxy.reliability.failover import sees_some_models
 
 
@@ -262,6 +268,9 @@ class EnvoyRelay(TrackedRelay):
             self._note_first_byte(attempt)
         is_whole = last or mode == BUFFERED  # a buffered body comes in one message, before its trailers
         out = body_out.feed(piece.body, is_whole)
+        if not (is_whole or attempt.response_bytes) and attempt.request.path == RESPONSES_PATHS:
+            body_out.meter.flush(attempt)  # finds the id
+            attempt.note_stored_response()
         if is_whole:
             self._finish(attempt)
             if body_out.is_truncated:

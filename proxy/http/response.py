@@ -46,7 +46,15 @@ from proxy.http.pipeline import (
 from proxy.http.request import HttpRequest
 from proxy.http.upstream.connection import FLUSH_BYTES, PodConnection, Receiver
 from proxy.http.upstream.pool import UpstreamPool
-from proxy.openai.errors import ABORTED, ENDING, aborted, is_aborted_message, starts_without_error, stream_error
+from proxy.openai.errors import (
+    ABORTED,
+    ENDING,
+    RESPONSES_PATHS,
+    aborted,
+    is_aborted_message,
+    starts_without_error,
+    stream_error,
+)
 from proxy.openai.events import MESSAGES, STREAMED, ends_whole, is_truncated, usage_from
 
 if TYPE_CHECKING:
@@ -224,6 +232,9 @@ class Response(Receiver):
             self._client_request.transport.write(out)
         if attempt.first_byte_at is None and meter.pieces:
             attempt.note_first_byte(self._context.clock.now())
+            if attempt.request.path == RESPONSES_PATHS:
+                self._flush_meter()  # finds the id
+                attempt.note_stored_response()
         if self._received + connection.bypassed >= self._flush_at:
             self._flush_meter()
         if not framing.holds_nothing or attempt.first_byte_at is None:

@@ -745,6 +745,28 @@ async def test_a_stored_response_is_reached_only_on_a_pod_that_envoy_allows(is_f
             await one.end()
 
 
+async def test_a_response_that_is_streamed_is_found_on_its_pod() -> None:
+    async with gateway() as (_, channel):
+        one, path = talk(channel), "/v1/responses"
+        await one.say(request_headers={"headers": headers({**HEAD, ":path": path})})
+        body = orjson.dumps({"model": "sim", "input": "Hi", "stream": True})
+        await one.say(request_body={"body": body, "end_of_stream": True})
+        holder = set_by((await one.hear()).request_headers.response.header_mutation)[DESTINATION]
+        await one.hear()
+        await one.say(response_headers={"headers": headers({":status": "200", "content-type": "text/event-stream"})})
+        await one.hear()
+        created = b'data: {"response":{"id":"resp_1","object":"response"},"type":"response.created"}\n\n'
+        await one.say(response_body={"body": created})
+        await one.hear()
+        for _ in range(3):
+            other = talk(channel)
+            head = headers({**HEAD, ":method": "GET", ":path": f"{path}/resp_1"})
+            await other.say(request_headers={"headers": head, "end_of_stream": True})
+            assert set_by((await other.hear()).request_headers.response.header_mutation)[DESTINATION] == holder
+            await other.end()
+        await one.end()
+
+
 def allowing(address: str) -> dict[str, Any]:
     """Return the metadata of a request that may go to this pod alone."""
     subset = {"key": SUBSET_KEY, "value": {"string_value": address}}

@@ -146,6 +146,16 @@ async def test_a_background_response_is_cancelled_on_its_pod() -> None:
         assert (await api.responses.retrieve(response.id)).status == "cancelled"
 
 
+async def test_a_streamed_response_is_bound_to_its_pod_from_its_first_event() -> None:
+    async with client(pods=4, config=SLOW) as (s, api):
+        stream = await api.responses.create(model="sim", input="a long story", stream=True, max_output_tokens=900)
+        first = await anext(aiter(stream))
+        assert first.type == "response.created"
+        assert (await api.responses.retrieve(first.response.id)).status == "in_progress"
+        assert any(pod.engine.busy for pod in s.pods)
+        await stream.close()
+
+
 async def test_an_unknown_response_is_not_found() -> None:
     async with client(pods=4) as (s, api):
         with pytest.raises(openai.NotFoundError, match="resp_none"):
