@@ -20,7 +20,9 @@ class Timeouts:
         "time from the choice of a pod, connecting included, to the first byte of a stream; each retry has its own",
         more_than=0,
     )
-    idle: Duration = param(Duration(60.0), "time between two chunks of a stream", more_than=0)
+    idle: Duration = param(
+        Duration(60.0), "time between two chunks of a stream of events, on any path that is relayed", more_than=0
+    )
     request: Duration = param(Duration(1800.0), "total time of a request, unless the client requests less", more_than=0)
 
 
