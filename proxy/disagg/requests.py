@@ -27,7 +27,9 @@ _KINDS = ("image_url", "video_url", "audio_url", "input_audio", "image_embeds")
 _OF_THE_TRANSPORT = ("kv_transfer_params", "stream_options", "background")
 """Fields about the transport of the response."""
 
-_OF_THE_RESPONSE = frozenset((*_OF_THE_TRANSPORT, "logprobs", "top_logprobs", "structured_outputs", "stop"))
+_OF_THE_RESPONSE = frozenset(
+    (*_OF_THE_TRANSPORT, "logprobs", "top_logprobs", "structured_outputs", "stop", "stop_sequences")
+)
 """Fields without an effect on the prompt, which a prefill pod does not need. `response_format` has one: some chat
 templates write it into the prompt."""
 

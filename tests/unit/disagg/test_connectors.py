@@ -199,6 +199,10 @@ def test_transfer_ids_are_unique(name: str) -> None:
     assert len({(repr(split.prefill), split.request_id) for split in splits}) == 20
 
 
+def test_stop_sequences_of_a_message_do_not_end_its_prefill() -> None:
+    assert b"stop" not in for_prefill("/v1/messages", {"messages": [], "stop_sequences": ["x"]}, {})
+
+
 def test_a_thinking_budget_is_removed_for_one_token() -> None:
     body = {"messages": [], "thinking": {"type": "enabled", "budget_tokens": 2000}}
     assert "thinking" not in orjson.loads(for_prefill("/v1/messages", body, {}))
