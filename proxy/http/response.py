@@ -55,7 +55,7 @@ from proxy.openai.errors import (
     starts_without_error,
     stream_error,
 )
-from proxy.openai.events import MESSAGES, STREAMED, ends_whole, is_truncated, usage_from
+from proxy.openai.events import MESSAGES, STREAMED, ends_whole, is_truncated
 
 if TYPE_CHECKING:
     from proxy.http.relay import RacingAttempt
@@ -386,9 +386,9 @@ class Response(Receiver):
         if self._attempt.ending is None:
             self._connection.abort()
             self._end_attempt(Ending.CLIENT_GONE)
-            if self._events and ends_whole(tail := self._connection.meter.tail):
+            if self._events and ends_whole(self._connection.meter.tail):
                 self._attempt.ending = Ending.COMPLETE
-                self._attempt.usage = usage_from(tail, self._attempt.request.path)
+                self._attempt.usage = self._connection.meter.usage_at_end(self._attempt)
 
     def check(self, now: float) -> None:
         """End a stalled response; called by the sweep. `now` is monotonic seconds."""
@@ -569,7 +569,7 @@ class Response(Receiver):
             meter.flush(self._attempt)
             if self._is_whole():
                 event, ending, self._attempt.error = b"", COMPLETE, ""
-                self._attempt.usage = usage_from(meter.tail, self._attempt.request.path)
+                self._attempt.usage = meter.usage_at_end(self._attempt)
             else:
                 event = stream_error(self._client_request.path, message)
             out = self._framing.end_with(event, meter.tail)

@@ -151,6 +151,12 @@ def usage_from(tail: bytes, path: str = "") -> Usage | None:
     return _last(tail, at, b'"usage"', _USAGE)
 
 
+def usage_at_start(beginning: bytes) -> Usage | None:
+    """Return the first usage object at the start of a stream."""
+    found = _USAGE.search(beginning)
+    return None if found is None else _usage(found[1])
+
+
 def ends_whole(tail: bytes) -> bool:
     """Return whether an event stream ends with its last event."""
     if not tail.endswith(EVENT_ENDS):

@@ -10,12 +10,21 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from proxy.core.attempt import Attempt
+from proxy.core.attempt import Attempt, Usage
 from proxy.core.errors import Disconnected, InvalidResponse, UpstreamFailed
 from proxy.http.framing import CLOSED, OPENED
 from proxy.http.guards import guarded
 from proxy.http.head import REMEMBERED, ResponseHead, read_response_head
-from proxy.openai.events import DONE, USAGE_LAST, USAGE_WITHIN, is_truncated, response_id_from, usage_from
+from proxy.openai.events import (
+    DONE,
+    MESSAGES,
+    USAGE_LAST,
+    USAGE_WITHIN,
+    is_truncated,
+    response_id_from,
+    usage_at_start,
+    usage_from,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +41,15 @@ class ResponseMeter:
     and to `marks` the edges of HTTP chunks since the last `flush`. After a flush within a chunked body, `marks` starts
     with OPENED, so that there is a last one."""
 
-    __slots__ = ("marks", "pieces", "tail")
+    __slots__ = ("_start", "marks", "pieces", "tail")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.marks: list[int] = []
         self.tail = b""
         """The end of the body before `pieces`."""
+        self._start: Usage | None = None
+        """The usage at the start of a streamed message."""
 
     def flush(self, attempt: Attempt) -> None:
         """Add the received data to the attempt. Chunks are HTTP chunks, or reads of a body without chunks."""
@@ -49,6 +60,8 @@ class ResponseMeter:
             attempt.response_id = response_id_from(self.tail + body)
         if not attempt.request.stream:  # its usage may be anywhere
             attempt.usage = usage_from(self.tail + body, attempt.request.path) or attempt.usage
+        elif attempt.request.path == MESSAGES and not attempt.response_bytes:
+            self._start = usage_at_start(body[:BEGINNING])
         attempt.response_bytes += len(body)
         if marks:
             attempt.chunks += sum(marks)  # each CLOSED is 1, and an OPENED 0: half of what it takes to count them
@@ -63,13 +76,19 @@ class ResponseMeter:
         if self.marks:
             attempt.chunks -= 1  # the last one only says that there are no more
         self.flush(attempt)
-        request = attempt.request
-        if request.stream:  # `flush` has found the usage of other responses
-            attempt.usage = usage_from(
-                self.tail[-USAGE_WITHIN:] if request.path in USAGE_LAST else self.tail, request.path
-            )
+        if attempt.request.stream:  # `flush` has found the usage of other responses
+            attempt.usage = self.usage_at_end(attempt)
         self.marks.clear()
-        self.tail = b""
+        self.tail, self._start = b"", None
+
+    def usage_at_end(self, attempt: Attempt) -> Usage | None:
+        """Return the usage of a complete stream. Some engines, such as llama.cpp, report the prompt of a message at its
+        start only."""
+        path, start = attempt.request.path, self._start
+        usage = usage_from(self.tail[-USAGE_WITHIN:] if path in USAGE_LAST else self.tail, path)
+        if usage is None or start is None or usage.prompt_tokens:
+            return usage
+        return Usage(start.prompt_tokens, usage.completion_tokens, start.cached_tokens)
 
     def finish_at_once(self, attempt: Attempt, body: bytes) -> None:
         """As `finish`, for a body in one piece, at a third of the cost."""
@@ -93,7 +112,7 @@ class ResponseMeter:
         body = b"".join(self.pieces)
         self.pieces.clear()
         self.marks.clear()
-        self.tail = b""
+        self.tail, self._start = b"", None
         return body
 
 

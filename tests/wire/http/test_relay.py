@@ -139,6 +139,36 @@ async def test_the_attempt_has_the_results_of_a_response() -> None:
     assert (ended.status, ended.outcome, ended.attempt) == (200, Ending.COMPLETE, attempt)
 
 
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_prompt_of_a_streamed_message_is_counted_from_its_start(size: int, leaves: bool) -> None:
+    """As llama.cpp reports it; clients may leave at the last event."""
+    usage = b'"usage":{"input_tokens":25,"cache_read_input_tokens":16,"output_tokens":0}'
+    pieces = [
+        b'event: message_start\ndata: {"type":"message_start","message":{"id":"m",%b}}\n\n' % usage,
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"%b"}}\n\n' % (b"x" * size),
+        b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":'
+        b'{"output_tokens":15}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n',
+    ]
+
+    async def script(request: Received) -> None:
+        await request.body()
+        await request.send(SSE_HEAD, *map(chunk, pieces), pause=0.01)
+        if leaves:
+            await request.gone()
+        else:
+            await request.send(b"0\r\n\r\n")
+
+    async with Pod(script) as pod, rig(pod) as port, port.client() as client:
+        client.send(post("/v1/messages", body=STREAMED))
+        if leaves:
+            await client.reader.readuntil(b'"message_stop"}\n\n')
+            client.writer.close()
+        ended = await port.until_ended()
+        assert ended.outcome is Ending.COMPLETE
+        assert port.attempt.usage == Usage(25, 15, 16)
+
+
 async def test_usage_is_found_across_reads() -> None:
     last = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}\n\n'
     pieces = (SSE_HEAD, event("x"), chunk(last[:30]), chunk(last[30:]), event("[DONE]"), b"0\r\n\r\n")
