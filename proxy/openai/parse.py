@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import orjson
+import xxhash
 
 from proxy.core.errors import BadRequest, InvalidJson
 from proxy.core.request import EMPTY_PROMPT, Prompt
@@ -79,6 +80,9 @@ MOST_TOKENS = 1e15
 CONVERSATION = 3
 """Messages at least of a conversation that goes on: a question, its response, and the next question."""
 
+LONGEST_SALT = 1024
+"""Characters of a cache_salt. A longer one is replaced by its digest: seeds of prompts are kept after their requests."""
+
 SGLANG_GENERATE = "/generate"
 """SGLang's own API, which has other names for the common fields."""
 
@@ -123,7 +127,7 @@ def parse(path: str, body: bytes, content_type: str = "application/json") -> Par
         if read is None
         else Prompt(
             read(fields),
-            salt if isinstance(salt, str) else "",
+            "" if salt is None else salt if isinstance(salt, str) and len(salt) <= LONGEST_SALT else _salt(salt),
             0,
             read is _chat and len(fields["messages"]) < CONVERSATION,
         ),
@@ -200,6 +204,11 @@ def _flag(value: Any) -> bool:
     if isinstance(value, str):
         return value.lower() in _TRUE
     return isinstance(value, int | float) and value == 1
+
+
+def _salt(salt: Any) -> str:
+    """Return the digest of a long salt; empty for a salt that is no text."""
+    return xxhash.xxh3_128_hexdigest(salt.encode("utf-8", "surrogatepass")) if isinstance(salt, str) else ""
 
 
 def _whole_number(value: Any) -> int:

@@ -360,3 +360,13 @@ def test_the_system_prompt_ends_at_the_first_response() -> None:
     assert not parse(
         "/v1/completions", body(model="m", prompt="user\na\nassistant\nb", messages=5)
     ).prompt.starts_conversation
+
+
+def test_a_long_salt_is_replaced_by_a_digest() -> None:
+    usual, long, other = (
+        chat(USER, cache_salt=salt).prompt.salt for salt in ("s" * 1024, "s" * 100_000, "s" * 100_001)
+    )
+    assert usual == "s" * 1024
+    assert long != other
+    assert max(len(long), len(other)) < 100
+    assert chat(USER, cache_salt="\ud800" * 2000).prompt.salt != long
