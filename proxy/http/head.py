@@ -59,7 +59,8 @@ def passing(headers: RawHeaders, has_pod_key: bool) -> bytes:
     find = _fates if len(names) <= REMEMBERED else _fates.__wrapped__
     passed, listing = find(names, has_pod_key)
     if listing:
-        named = _named_by(b",".join(map(_VALUE, compress(headers, listing))))
+        values = b",".join(map(_VALUE, compress(headers, listing)))
+        named = (_named_by if len(values) <= REMEMBERED else _named_by.__wrapped__)(values)
         if named:
             passed = tuple(
                 is_passed and name not in named
@@ -159,8 +160,9 @@ _LENGTH_LINE = re.compile(rb"(?im)^content-length:[^\r\n]*\r\n")
 
 
 def encode_pairs(pairs: Pairs) -> bytes:
-    """Return header lines. A line break in a value, which could inject a header, becomes a space."""
-    return b"".join(starmap(header_line, pairs))
+    """Return header lines. A line break in a value, which could inject a header, becomes a space. Not cached: ids of
+    clients differ, and may be long."""
+    return b"".join(starmap(header_line.__wrapped__, pairs))
 
 
 @lru_cache(maxsize=1024)

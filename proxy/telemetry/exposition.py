@@ -29,6 +29,10 @@ class ScrapeError(KvlaneError):
     """A response that lacks the requested values, or is too large."""
 
 
+LONGEST_CACHED = 4096
+"""Bytes of labels that are kept after they were parsed."""
+
+
 class Sample(NamedTuple):
     """One line of an exposition; `timestamp` is that of the line, 0 if it has no timestamp."""
 
@@ -38,7 +42,8 @@ class Sample(NamedTuple):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        return parse_labels(self.raw_labels)
+        raw = self.raw_labels
+        return parse_labels(raw) if len(raw) <= LONGEST_CACHED else parse_labels.__wrapped__(raw)
 
 
 Samples = Mapping[str, Sequence[Sample]]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.http.head import REMEMBERED, RawHeaders, first_lines, passing, read_response_head
+from proxy.http.head import REMEMBERED, RawHeaders, encode_pairs, first_lines, passing, read_response_head
 from tests.helpers.examples import examples
 
 FIRST = b"POST / HTTP/1.1\r\nhost: pod"
@@ -100,3 +102,22 @@ def test_long_names_and_types_of_a_pod_are_not_cached() -> None:
 def test_fields_named_like_kvlanes_are_removed_with_any_length() -> None:
     head = read_response_head(b"HTTP/1.1 200 OK\r\nX-Kvlane-%b: 1\r\nx-other: 2" % (b"y" * 500))
     assert head.start == b"HTTP/1.1 200 OK\r\nx-other: 2\r\n"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda text: encode_pairs([("x-request-id", text)]),
+        lambda text: passing([(b"Connection", text.encode())], False),
+    ],
+    ids=["ids in refusals", "values of Connection"],
+)
+def test_long_values_of_clients_are_not_remembered(read: Callable[[str], bytes]) -> None:
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            read(f"{number}," + "x" * 60_000)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 200_000

@@ -1,6 +1,7 @@
 """Reading samples and selecting series of an exposition."""
 
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -86,3 +87,17 @@ def test_the_pattern_of_names_matches_those_names_and_no_others(names: list[str]
 def test_all_samples_are_read_without_names() -> None:
     text = b'# HELP a b\na 1\nb:c{d="e"} 2 1000\r\nb:c{d="f"} NaN\n'
     assert SampleReader().read(text) == {"a": [Sample(b"", 1.0)], "b:c": [Sample(b'{d="e"', 2.0, 1000.0)]}
+
+
+def test_long_labels_of_pods_are_not_kept() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            text = b'm{adapters="%d,%b"} 1\n' % (number, b"x" * 60_000)
+            (sample,) = SampleReader().read(text)["m"]
+            assert sample.labels["adapters"].startswith(f"{number},")
+        del text, sample
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 300_000
