@@ -162,6 +162,7 @@ class EntryBuilder:
         the same data as the plugins."""
         state, error = request.state, outcome if isinstance(outcome, RequestError) else None
         ticket, match, forecast = state.read(TICKET), state.read(PREFIX_MATCH), state.read(LATENCY)
+        texts = len(request.id) + len(request.model) + len(request.path)
         columns = sum(len(run.scored) * (len(run.scores) + 4) for run in runs)
         return DecisionEntry(
             id=id,
@@ -187,7 +188,7 @@ class EntryBuilder:
             shares=self._shares,
             decision=None if isinstance(outcome, RequestError) else outcome,
             error=None if error is None else {"type": error.type, "message": error.message},
-            bytes=PLAIN_BYTES + len(candidates) * BYTES_PER_POD + columns * BYTES_PER_SCORE,
+            bytes=PLAIN_BYTES + texts + len(candidates) * BYTES_PER_POD + columns * BYTES_PER_SCORE,
             ended_as=None if error is None else error.reason,
         )
 

@@ -74,6 +74,15 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken <= limit * 1.1
 
 
+def test_long_ids_of_requests_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 1 << 20
+    monkeypatch.setattr(explained_log, "MAX_BYTES", limit)
+    world = World(fleet(), DecisionSettings(keep=100_000))
+    for number in range(100):
+        world.served(f"{number}" + "x" * 60_000)
+    assert 0 < len(world.log) * 60_000 <= limit
+
+
 def test_a_decision_is_found_by_its_id_and_by_its_request() -> None:
     world = World(fleet())
     for name in ("a", "b", "a"):
