@@ -7,7 +7,7 @@ import math
 import resource
 from collections.abc import Iterator, Sequence
 
-from proxy.core.errors import BodyTooLarge, RequestError
+from proxy.core.errors import BodyTooLarge, RequestError, UnknownModel
 from proxy.core.ports import ClientRequest
 from proxy.core.request import EMPTY_PROMPT, TIME_LIMIT, InferenceRequest, Prompt, time_limit
 from proxy.offload import OffloadPool, serve
@@ -30,6 +30,10 @@ MOST_PARTS = 4096
 
 MEMORY = 2 << 30
 """Bytes of address space of a process. The values of a body of 64 MiB take 1.5 GiB at worst: 64 bytes for three."""
+
+LONGEST_MODEL = 4096
+"""Characters of a model's name, which may be the path of a file. The access log, decisions and statistics keep names
+after their requests."""
 
 _NAMED_BY_QUERY = ("GET", "HEAD", "DELETE")
 """Methods of requests whose query names the model."""
@@ -70,8 +74,11 @@ def is_large_form(client_request: ClientRequest) -> bool:
 
 
 def request_of(client_request: ClientRequest, parsed: Parsed, model: str, seconds: float) -> InferenceRequest:
-    """Return the request, with `seconds` of time unless its client sets less. Raise BadRequest."""
+    """Return the request, with `seconds` of time unless its client sets less. Raise BadRequest, or UnknownModel for a
+    name that is too long for any model."""
     headers = client_request.headers
+    if len(model) > LONGEST_MODEL:
+        raise UnknownModel(model)
     if TIME_LIMIT in headers:
         seconds = time_limit(headers, seconds)
     _, body, prompt, stream, max_tokens, _, _ = parsed

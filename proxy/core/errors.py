@@ -127,15 +127,23 @@ class NotFound(RequestError, status=404, code="not_found", reason=Reason.UNKNOWN
     pass
 
 
+def _shown(name: str) -> str:
+    """Return the start of a name that a client has sent."""
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "…"
+
+
 class UnknownModel(NotFound, code="model_not_found", reason=Reason.UNKNOWN_MODEL):
     def __init__(self, model: str) -> None:
-        shown = model if len(model) <= LONGEST_NAME else model[:LONGEST_NAME] + "…"
-        super().__init__(f"The model `{shown}` does not exist; GET /v1/models lists the models that do.", param="model")
+        super().__init__(
+            f"The model `{_shown(model)}` does not exist; GET /v1/models lists the models that do.", param="model"
+        )
 
 
 class UnknownResponse(NotFound, reason=Reason.UNKNOWN_RESPONSE):
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"Response with id '{response_id}' not found; it may have expired.", param="response_id")
+        super().__init__(
+            f"Response with id '{_shown(response_id)}' not found; it may have expired.", param="response_id"
+        )
 
 
 class UnknownPod(NotFound, code="pod_not_found", reason=Reason.UNKNOWN_POD):

@@ -14,7 +14,15 @@ import pytest
 from proxy.core.attempt import Attempt, Ending
 from proxy.core.decision import Decision, ProfileResult, ProfileRun
 from proxy.core.endpoint import Endpoint, EndpointState
-from proxy.core.errors import BadGateway, ConnectFailed, GatewayTimeout, NoEndpoints, UnknownResponse, UpstreamTimedOut
+from proxy.core.errors import (
+    BadGateway,
+    ConnectFailed,
+    GatewayTimeout,
+    NoEndpoints,
+    UnknownModel,
+    UnknownResponse,
+    UpstreamTimedOut,
+)
 from proxy.core.listener import Listener, Listeners
 from proxy.core.plugin import (
     DataProducer,
@@ -35,6 +43,8 @@ from proxy.fleet.ledger import Ledger
 from proxy.fleet.settings import PodSettings
 from proxy.fleet.store import Fleet
 from proxy.gateway import Gateway
+from proxy.openai.parse import Parsed
+from proxy.parsing import LONGEST_MODEL, request_of
 from proxy.plugins.producers.approx_prefix_cache import ApproxPrefixCacheProducer
 from proxy.pool import Pool
 from proxy.reliability.breaker import Breakers
@@ -481,3 +491,10 @@ async def test_a_response_of_a_removed_pod_is_not_requested() -> None:
     with pytest.raises(UnknownResponse):
         await world.serve(good, client_request=FakeClientRequest(path="/v1/responses/resp_1", method="GET", body=b""))
     assert len(world.bindings.table) == 0
+
+
+def test_a_name_that_is_too_long_for_a_model_is_unknown() -> None:
+    name = "x" * (LONGEST_MODEL + 1)
+    with pytest.raises(UnknownModel):
+        request_of(FakeClientRequest(), Parsed(name, BODY), name, 1.0)
+    assert request_of(FakeClientRequest(), Parsed(name[1:], BODY), name[1:], 1.0).model == name[1:]

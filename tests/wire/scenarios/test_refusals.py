@@ -199,3 +199,10 @@ async def test_a_value_of_another_type_is_left_to_the_engine() -> None:
             await response.read()
             assert "x-kvlane-endpoint" in response.headers
         assert s.pods[0].requests[-1].body_sha256 == hashlib.sha256(raw).hexdigest()
+
+
+async def test_a_refusal_does_not_repeat_an_endless_id_of_a_response() -> None:
+    body = {"model": "sim", "input": "Go on", "previous_response_id": "resp_" + "x" * 100_000}
+    async with stack(2) as s, s.http.post(s.url + "/v1/responses", json=body) as response:
+        assert response.status == 404
+        assert len(await response.read()) < 1000
