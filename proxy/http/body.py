@@ -50,7 +50,8 @@ class MemoryBudget:
     """A limit on the bytes that the process holds. Claims without memory queue; claims that hold a part go
     first. A single claim may exceed the limit. Holders of parts could wait for each other for ever: if
     they hold all of the budget, the last of them is refused. Small requests, of up to a `SMALL_BODIES`th of `for_small`
-    bytes, do not wait for others while there is room; others leave `for_small` bytes to them."""
+    bytes, do not wait for others while there is room; others leave `for_small` bytes to them, also one that exceeds the
+    limit."""
 
     def __init__(self, limit: int, for_small: int = 0) -> None:
         self._limit = limit
@@ -62,6 +63,8 @@ class MemoryBudget:
         self._growing: dict[asyncio.Future[None], tuple[int, int]] = {}
         """The wanted and the held bytes of waiting holders of parts, in the order in which they started to wait."""
         self._held_by_growing = 0
+        self._excess = 0
+        """Bytes by which a single claim exceeds what others leave to small ones."""
         self.used = 0
 
     def acquire_now(self, size: int, held: int = 0) -> bool:
@@ -72,7 +75,9 @@ class MemoryBudget:
             must_queue = not held and (self._small_waiting if size <= self._small else waits)
             if must_queue or not self._fits(size, held):
                 return False
-        self.used = used
+            self._acquire(size, held)
+        else:
+            self.used = used
         return True
 
     def acquire_within(self, size: int) -> bool:
@@ -103,6 +108,8 @@ class MemoryBudget:
 
     def give(self, size: int) -> None:
         self.used -= size
+        if self._excess:
+            self._excess = max(0, min(self._excess, self.used - self._for_all))
         if self._waiting or self._growing or self._small_waiting:
             self._wake()
 
@@ -111,7 +118,7 @@ class MemoryBudget:
         for turn, (wanted, held) in list(self._growing.items()):
             if not turn.done() and self._fits(wanted, held):
                 self._end_growing(turn)
-                self.used += wanted
+                self._acquire(wanted, held)
                 turn.set_result(None)
         if not self._growing:
             self._wake_first(self._waiting)
@@ -123,14 +130,18 @@ class MemoryBudget:
             if not turn.done():
                 if not self._fits(wanted):
                     return
-                self.used += wanted
+                self._acquire(wanted)
                 turn.set_result(None)
             queue.popleft()
+
+    def _acquire(self, size: int, held: int = 0) -> None:
+        self.used += size
+        self._excess = max(self._excess, size + held - self._for_all)
 
     def _fits(self, size: int, held: int = 0) -> bool:
         """Return whether `size` more bytes may be taken now by a claim that holds `held`. A body of any size
         may be taken if it is alone."""
-        limit = self._limit if size + held <= self._small else self._for_all
+        limit = self._limit + self._excess if size + held <= self._small else self._for_all
         return self.used - held <= self._for_small or self.used + size <= limit
 
     def _end_growing(self, turn: asyncio.Future[None]) -> None:

@@ -285,6 +285,21 @@ async def test_small_bodies_have_a_reserved_part_of_the_budget() -> None:
     await asyncio.wait_for(large, PATIENCE)
 
 
+async def test_a_body_larger_than_the_budget_leaves_their_part_to_small_ones() -> None:
+    budget = MemoryBudget(14_000_000, for_small=2_000_000)
+    assert budget.acquire_now(1900)
+    assert budget.acquire_now(20_000_000)
+    for _ in range(1000):
+        assert budget.acquire_now(1900)
+    assert not budget.acquire_now(99_000)
+    budget.give(20_000_000)
+    assert budget.acquire_now(10_000_000)
+    assert not budget.acquire_now(3_000_000)
+    budget.give(10_000_000 + 1001 * 1900)
+    assert budget.acquire_now(14_000_000)
+    assert budget.acquire_now(1900)
+
+
 async def test_small_bodies_do_not_keep_a_large_one_from_the_whole_budget() -> None:
     budget = MemoryBudget(14_000_000, for_small=2_000_000)
     assert budget.acquire_now(1900)
