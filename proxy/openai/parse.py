@@ -81,7 +81,7 @@ CONVERSATION = 3
 """Messages at least of a conversation that goes on: a question, its response, and the next question."""
 
 LONGEST_SALT = 1024
-"""Characters of a cache_salt. A longer one is replaced by its digest: seeds of prompts are kept after their requests."""
+"""Characters of a cache_salt. A longer one is replaced by its digest, because a cache keeps salts for longer."""
 
 SGLANG_GENERATE = "/generate"
 """SGLang's own API, which has other names for the common fields."""
