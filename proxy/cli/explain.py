@@ -357,4 +357,8 @@ def _read(source: str) -> Any:
     try:
         return yaml_source.read_json(text, source)
     except ConfigError:
+        pass  # it may be YAML
+    try:
         return yaml_source.read(text, source, os.environ)
+    except ConfigError as error:
+        fail("\n".join(map(str, error.problems)))

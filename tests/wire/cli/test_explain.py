@@ -86,6 +86,13 @@ async def test_a_model_that_no_pod_serves_is_named_as_for_its_client(tmp_path: P
     )
 
 
+async def test_a_body_that_is_neither_json_nor_yaml_is_no_fault_of_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "body.json"
+    file.write_text('{"model": "sim", "messages": [')
+    shown = await run(None, str(file))
+    assert (shown.exit_code, shown.stderr.startswith(f"{file}:1:")) == (2, True)
+
+
 async def test_an_impossible_query_is_exit_code_2_with_the_reason() -> None:
     async with stack(1, settings=ON) as s:
         assert "No decision" in (await run(s, "--id", "nothing")).stderr
