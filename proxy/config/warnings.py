@@ -50,6 +50,7 @@ def warnings(settings: Settings) -> Iterator[str]:
         roles = {pod.role or pod.labels.get(ROLE_LABEL, "") for pod in pool.pods.static} if pool.pods.most else None
         yield from disagg.warnings(pool.disaggregation.connector, name, types, roles)
     yield from _of_roles(settings)
+    yield from _of_fallbacks(settings)
     if settings.autoscale.pools:
         yield from map(str, autoscale.warnings(settings.autoscale))
     if not settings.has_pods:
@@ -79,6 +80,17 @@ def _of_roles(settings: Settings) -> Iterator[str]:
     for path, role in roles:
         if role and role not in known:
             yield f"{path}.role: {role!r} is not one of {', '.join(known)}{suggestion(role, known)}"
+
+
+def _of_fallbacks(settings: Settings) -> Iterator[str]:
+    """Yield a warning for each fallback that seems to name a pool but does not."""
+    pools = list(settings.all_pools)
+    for model, others in settings.models.fallbacks.items():
+        for index, name in enumerate(others):
+            first, _, pool = name.rpartition("@")
+            if first and pool not in pools:
+                path = f"models.fallbacks.{model}[{index}]"
+                yield f"{path}: there is no pool {pool!r}, so {name!r} is the name of a model{suggestion(pool, pools)}"
 
 
 def _of_files(settings: Settings) -> Iterator[str]:

@@ -104,6 +104,19 @@ def test_a_role_that_the_autoscaler_scales_is_known() -> None:
     ]
 
 
+def test_a_fallback_to_an_unknown_pool_is_named() -> None:
+    settings = from_mapping(
+        {
+            "pods": PODS,
+            "pools": {"spare": {"pods": {"static": [{"url": "http://b:1"}]}}},
+            "models": {"fallbacks": {"m": ["m@spare", "other@spar", "@x"]}},
+        }
+    )
+    assert list(warnings(settings)) == [
+        "models.fallbacks.m[1]: there is no pool 'spar', so 'other@spar' is the name of a model; did you mean 'spare'?"
+    ]
+
+
 def test_every_role_of_a_filter_is_known() -> None:
     assert set(ROLES) == (DECODING | PREFILLING | ENCODING) - {""}
 
