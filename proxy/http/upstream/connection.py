@@ -76,8 +76,13 @@ class ResponseMeter:
         if self.marks:
             attempt.chunks -= 1  # the last one only says that there are no more
         self.flush(attempt)
-        if attempt.request.stream:  # `flush` has found the usage of other responses
+        request = attempt.request
+        if request.stream and self._start is not None:
             attempt.usage = self.usage_at_end(attempt)
+        elif request.stream:  # as there, without its frame; `flush` has found the usage of other responses
+            attempt.usage = usage_from(
+                self.tail[-USAGE_WITHIN:] if request.path in USAGE_LAST else self.tail, request.path
+            )
         self.marks.clear()
         self.tail, self._start = b"", None
 
