@@ -549,8 +549,8 @@ Spent = tuple[Who, int, Sequence[float]]
 
 
 RECENT = 10.0
-"""Seconds for which the total of a charged key is part of the current state, so that a peer that missed the charge
-receives it. A gap is noticed with the next packet or heartbeat."""
+"""Seconds for which the total of a charged key is part of the current state, at least: a peer that missed the charge
+receives the total."""
 
 
 @dataclass(eq=False)
@@ -560,9 +560,12 @@ class SharedLimits(Shared):
 
     limiter: RateLimiter
     publish: Publish
+    lease: float
     kinds = (RecordKind.SPENT, RecordKind.USED)
 
     def __post_init__(self) -> None:
+        self._recent = max(RECENT, 2.0 * self.lease)
+        """A peer notices a gap at the latest when this process sends a heartbeat, well within a lease."""
         self.limiter.on_spent = self._spent
 
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
@@ -574,9 +577,9 @@ class SharedLimits(Shared):
         self.limiter.vanished(peer)
 
     def current(self) -> Records:
-        """Return the records of keys and tenants with running requests here, or charged in the last RECENT seconds: a
-        peer may have missed the charge."""
-        return _packed(RecordKind.USED, self.limiter.known(self.limiter.clock.now() - RECENT))
+        """Return the records of keys and tenants with running requests here, or charged in the last RECENT seconds or
+        two leases: a peer may have missed the charge."""
+        return _packed(RecordKind.USED, self.limiter.known(self.limiter.clock.now() - self._recent))
 
     def lasting(self, part: float) -> Records:
         """Return all records, because a dropped one would let its limit be spent again."""

@@ -114,7 +114,7 @@ class SharingApp(App):
             case "limits", RateLimiter():
                 made.set_worker(self._workers, self._seat, HOST_DELAY)
                 made.set_hosts(replica.spending_hosts)
-                return made, SharedLimits(made, replica.publish)
+                return made, SharedLimits(made, replica.publish, self._settings.replicas.lease)
         return made, None
 
     def _share_bindings(self, name: str, table: BindingTable) -> SharedSessions:

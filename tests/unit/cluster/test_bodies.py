@@ -9,6 +9,7 @@ import pytest
 from proxy.auth.limits import RateLimiter
 from proxy.cluster import messages as bodies
 from proxy.cluster.messages import InvalidMessage, RecordKind
+from proxy.cluster.replica import LEASE
 from proxy.cluster.shared import Shared, SharedBreakers, SharedEjections, SharedLimits, SharedSessions
 from proxy.core.ports import ManualClock
 from proxy.fleet.bindings import BindingTable
@@ -80,4 +81,4 @@ def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: 
 def test_impossible_charges_are_refused(spent: bytes) -> None:
     limiter = RateLimiter({}, {}, ManualClock(), lambda *_: None)
     with pytest.raises(InvalidMessage):
-        SharedLimits(limiter, nothing).receive(1, RecordKind.SPENT, b'[[["key","team","default"],%b]]' % spent)
+        SharedLimits(limiter, nothing, LEASE).receive(1, RecordKind.SPENT, b'[[["key","team","default"],%b]]' % spent)

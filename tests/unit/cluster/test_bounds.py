@@ -28,7 +28,7 @@ from proxy.cluster.messages import (
     record,
 )
 from proxy.cluster.prefixes import IndexChanges, SharedIndex
-from proxy.cluster.replica import Replica, new_id
+from proxy.cluster.replica import LEASE, Replica, new_id
 from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import PeerLoads, SharedDrains, SharedLimits, SharedQueue, pod_number
 from proxy.cluster.transport import Broker, Transport
@@ -197,7 +197,7 @@ def test_drains_of_removed_pods_are_forgotten_for_drains_of_other_pods(monkeypat
 def test_meters_of_names_that_only_peers_know_are_made_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_OF_PEERS", 10)
     limiter = RateLimiter({"own": Limits(tokens_per_day=100)}, {}, ManualClock(), lambda *_: None)
-    it = SharedLimits(limiter, lambda *_: None)
+    it = SharedLimits(limiter, lambda *_: None, LEASE)
     for number in range(1000):
         it.receive(5, RecordKind.USED, orjson.dumps([[["key", f"k{number}", "own"], 0, [0, 0, 0, 0, 50]]]))
         it.receive(5, RecordKind.SPENT, orjson.dumps([[["key", f"l{number}", "own"], 1, [0, 0, 0, 0, 50]]]))

@@ -11,6 +11,7 @@ import pytest
 from proxy.auth.limits import RateLimiter
 from proxy.auth.settings import Limits
 from proxy.cluster.messages import InvalidMessage, RecordKind
+from proxy.cluster.replica import BEATS, LEASE
 from proxy.cluster.shared import RECENT, SharedLimits
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
@@ -29,7 +30,7 @@ class Worker:
     def __init__(self, number: int, clock: ManualClock, **limits: int) -> None:
         self.number = number
         self.limiter = RateLimiter({"own": Limits(**limits)}, {}, clock, self.limited)  # type: ignore[arg-type]
-        self.shared = SharedLimits(self.limiter, self.receive)
+        self.shared = SharedLimits(self.limiter, self.receive, LEASE)
         self.peers: list[Worker] = []
 
     def limited(self, kind: str, name: str, shadow: bool) -> None: ...
@@ -129,6 +130,18 @@ async def test_only_keys_with_running_requests_or_recent_charges_are_current_sta
     first.limiter.clock.advance(RECENT + 1)
     assert list(first.shared.current()) == []
     assert len(list(first.shared.lasting(1.0))) == 1
+
+
+async def test_a_charge_is_current_state_until_a_peer_with_a_long_lease_has_noticed_that_it_missed_it() -> None:
+    lease = 60.0
+    first, second = host(requests_per_minute=1)
+    first.shared = SharedLimits(first.limiter, lambda *_: None, lease)
+    await first.ask()
+    assert isinstance(first.limiter.clock, ManualClock)
+    first.limiter.clock.advance(lease / BEATS + 1.0)
+    for kind, body in first.shared.current():
+        second.shared.receive(first.number, kind, body)
+    assert [round(used[0], 3) for _, _, used in second.limiter.known()] == [round(1 - 13 / 60, 3)]
 
 
 async def test_charges_count_while_only_one_worker_has_reloaded_other_limits_of_a_key() -> None:

@@ -15,7 +15,7 @@ from proxy.auth.settings import Limits
 from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, PacketKind, RecordKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
-from proxy.cluster.replica import ALL, Replica, new_id
+from proxy.cluster.replica import ALL, LEASE, Replica, new_id
 from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedLimits, SharedSessions
 from proxy.cluster.transport import Broker, Link
 from proxy.core.attempt import Attempt
@@ -95,7 +95,7 @@ class Member:
     def add_limits(self) -> None:
         """As a reload does."""
         self.limiter = RateLimiter({"own": Limits(requests_per_minute=10)}, {}, SystemClock(), lambda *_: None)
-        self.replica.share([SharedLimits(self.limiter, self.replica.publish)])
+        self.replica.share([SharedLimits(self.limiter, self.replica.publish, LEASE)])
 
     async def charge(self) -> None:
         """Charge a request to a key."""
