@@ -310,8 +310,7 @@ class Supervisor:
 
     def _vanished(self, worker: int) -> None:
         if child := self._workers.children.get(worker):
-            child.leaving.set()
-            child.unlinked.set()
+            child.vanish()
 
     async def _read_pod(self, name: str) -> None:
         if endpoint := self.fleet.get(name):

@@ -124,6 +124,8 @@ class Child:
         """Whether it accepts no new connections, or has ended."""
         self.unlinked = asyncio.Event()
         """Set when its link is closed: all its messages have been received."""
+        self.has_crashed = False
+        """Whether it ended without having announced that."""
         self.metrics: Dump = {}
         self.signals = Signals()
         """Its last metrics, and its last signals for the autoscaler."""
@@ -145,6 +147,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def vanish(self) -> None:
+        """Note the end of its link."""
+        self.has_crashed = not self.leaving.is_set()
+        self.leaving.set()
+        self.unlinked.set()
 
     async def ended(self) -> int:
         """Return the exit code, or the negative number of the signal that ended the process."""
@@ -309,15 +317,15 @@ class Workers:
         return self._settings.reliability.drain.grace + KILL_AFTER
 
     async def _serve_with(self, settings: Settings) -> Mapping[int, str]:
-        """Reload the workers. Return by seat why a worker does not serve with the settings. The successor of a worker
-        that leaves meanwhile starts with the settings in effect."""
+        """Reload the workers. Return by seat why a worker does not serve with the settings; a worker that crashes
+        is one of them. The successor of a worker that leaves meanwhile starts with the settings in effect."""
         packed = packed_settings(settings.source)
 
         async def fault(child: Child) -> str:
             try:
                 await self._broker.questions.ask(child.number, RELOAD, packed, timeout=RELOAD_TIMEOUT)
             except (WorkerUnreachable, RequestError) as error:
-                if not child.leaving.is_set():
+                if child.has_crashed or not child.leaving.is_set():
                     return f"worker {child.seat}: {error}"
             return ""
 

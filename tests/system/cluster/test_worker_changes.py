@@ -83,6 +83,8 @@ class Processes(Workers):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, SystemClock(), Catalogue("test"))
         self.refused: Mapping[int, Settings] = {}
+        self.crashing = self.leaving = 0
+        """A worker that crashes when it reloads; one that is about to end then, because it was told to."""
         self.serve_with: dict[int, str] = {}
         """By worker: the packed settings that it serves with."""
         broker.questions = cast(Questions, self)
@@ -90,6 +92,13 @@ class Processes(Workers):
     async def ask(self, worker: Any, topic: str, *arguments: Any, timeout: float | None = None) -> None:
         """As Questions do."""
         (packed,) = arguments
+        if worker in (self.crashing, self.leaving):
+            child = self.children[worker]
+            if worker == self.leaving:
+                child.leaving.set()
+            os.kill(child.pid, 9)
+            await child.unlinked.wait()
+            raise WorkerUnreachable("the process has ended")
         refused = self.refused.get(worker)
         if refused is not None and packed == packed_settings(refused.source):
             raise WorkerUnreachable("it is refused")
@@ -118,9 +127,7 @@ async def processes() -> AsyncIterator[Processes]:
     """Two workers."""
 
     def lost(worker: int) -> None:
-        child = them.children[worker]
-        child.leaving.set()
-        child.unlinked.set()
+        them.children[worker].vanish()
 
     broker = Broker(bare_replica(new_id(BROKER), SystemClock()), lost, Counter())
     them = Processes(broker)
@@ -143,6 +150,23 @@ async def test_a_worker_that_does_not_return_from_a_refused_reload_is_replaced()
         assert them.settings_in_use() == {packed_settings(OLD.source)}
         assert second in [child.number for child in them.seated]
         await until(lambda: first not in them.children)
+
+
+async def test_settings_that_crash_a_worker_are_refused_and_its_successor_has_the_previous_ones() -> None:
+    async with processes() as them:
+        them.crashing, _ = them.children
+        with pytest.raises(NotApplied, match="worker 0: the process has ended"):
+            await them.reload(NEW)
+        await until(lambda: them.crashing not in them.children and them.number_serving == 2)
+        assert them.settings_in_use() == {packed_settings(OLD.source)}
+
+
+async def test_a_worker_that_leaves_during_a_reload_does_not_refuse_it() -> None:
+    async with processes() as them:
+        them.leaving, _ = them.children
+        await them.reload(NEW)
+        await until(lambda: them.leaving not in them.children and them.number_serving == 2)
+        assert them.settings_in_use() == {packed_settings(NEW.source)}
 
 
 async def test_a_worker_that_dies_after_a_refused_change_is_replaced_by_one_like_the_others() -> None:
