@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.cluster.membership import ASK_PAUSE, Peer, Peers, peer_id
-from proxy.cluster.messages import FIRST_NUMBER, HOST_BYTES, PacketKind, packet
+from proxy.cluster.messages import FIRST_NUMBER, HOST_BYTES, Packet, PacketKind, packet
 from proxy.core.ports import ManualClock
+from tests.helpers.cluster.replicas import bare_replica
 
 LEASE = 5.0
 OWN, ONE, TWO = b"own-h", b"one-h", b"two-h"
@@ -130,6 +132,25 @@ def test_only_a_gap_after_a_received_packet_is_a_missed_packet() -> None:
     ear.hear(PacketKind.STATE, 7)
     ear.hear(PacketKind.NEWS, 9)
     assert (peer.has_gap, peer.has_missed) == (True, True)
+
+
+class Silence:
+    """A transport that sends nothing."""
+
+    def publish(self, packet: Packet) -> None: ...
+
+    async def end(self) -> None: ...
+
+
+@pytest.mark.parametrize(("host", "counted"), [(OWN, []), (ONE, [True])])
+def test_missed_packets_are_counted_only_for_other_hosts(host: bytes, counted: list[bool]) -> None:
+    """The link of a worker counts the packets that it drops."""
+    replica, found = bare_replica(peer_id(OWN, 1), ManualClock()), list[bool]()
+    replica.use(Silence())
+    replica.missed = lambda: found.append(True)
+    for number in (1, 3):
+        replica.received(packet(PacketKind.NEWS, peer_id(host, 2), number, b""))
+    assert found == counted
 
 
 def test_a_goodbye_of_an_unknown_host_adds_no_member() -> None:
