@@ -200,13 +200,14 @@ class OwnDecisions:
         """Return the scheduling in use, or a temporary one for the given section."""
         if trial.scheduling is None and not trial.weights:
             return pool.scheduling
+        builder = self.process.scheduling_builder
         document = self.process.serving.settings.all_pools[pool.name].scheduling
         if trial.scheduling is not None:
             document = read(trial.scheduling, "scheduling")
         try:
-            tried = self.process.decisions.imagined(pool.name, document, draft)
+            tried = builder.imagined(pool.name, document, draft)
             if trial.weights:
-                tried = self.process.decisions.imagined(pool.name, reweighed(document, tried, trial.weights), draft)
+                tried = builder.imagined(pool.name, reweighed(document, tried, trial.weights), draft)
         except ConfigError as error:
             raise BadRequest("; ".join(map(str, error.problems)), param=error.problems[0].path or None) from None
         return tried

@@ -151,7 +151,7 @@ class Process:
     liveness: Liveness
     observation: Observation
     explaining: Explaining
-    decisions: SchedulingBuilder
+    scheduling_builder: SchedulingBuilder
     signals: OwnSignals
     model_reads: ModelReads
     polling: Polling | None
@@ -215,7 +215,7 @@ class _Build:
         self.prompts, warmups = self._warmups()
         if process.polling is not None:
             process.polling.build(settings, draft)
-        self.schedulings = process.decisions.build(settings, draft)
+        self.schedulings = process.scheduling_builder.build(settings, draft)
         self.resolver = self._resolver()
         self.failover = self._failover()
         self.explained = None

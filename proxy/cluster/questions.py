@@ -29,7 +29,7 @@ _Error = tuple[int | None, str, str | None]
 _ERRORS: dict[int, type[RequestError]] = {400: BadRequest, 404: NotFound}
 
 
-class WorkerUnreachable(Exception):
+class QuestionFailed(Exception):
     """The other process sent no reply, or an error."""
 
 
@@ -53,7 +53,7 @@ class Questions:
         self.handlers: dict[str, Handler] = {}
 
     async def ask(self, address: int, topic: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """Return what the handler of the other process returns. Raise WorkerUnreachable, or the RequestError of the
+        """Return what the handler of the other process returns. Raise QuestionFailed, or the RequestError of the
         handler."""
         key = address, next(self._numbers)
         reply = self._pending[key] = asyncio.get_running_loop().create_future()
@@ -62,7 +62,7 @@ class Questions:
             async with asyncio.timeout(timeout):
                 return await reply
         except TimeoutError:
-            raise WorkerUnreachable(f"no reply within {timeout:g} s") from None
+            raise QuestionFailed(f"no reply within {timeout:g} s") from None
         finally:
             del self._pending[key]
 
@@ -87,7 +87,7 @@ class Questions:
             return
         status, message, param = error
         if status is None:
-            pending.set_exception(WorkerUnreachable(message))
+            pending.set_exception(QuestionFailed(message))
         else:
             pending.set_exception(_ERRORS.get(status, RequestError)(message, param=param))
 
@@ -95,7 +95,7 @@ class Questions:
         """Handle the end of a process, which sends no more replies."""
         for (receiver, _), pending in self._pending.items():
             if receiver == address and not pending.done():
-                pending.set_exception(WorkerUnreachable("the process has ended"))
+                pending.set_exception(QuestionFailed("the process has ended"))
 
     async def close(self) -> None:
         await self._tasks.stop()

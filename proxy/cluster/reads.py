@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from proxy.autoscale.signals import Signals, SignalSource
-from proxy.cluster.questions import WorkerUnreachable
+from proxy.cluster.questions import QuestionFailed
 from proxy.cluster.workers import Workers
 from proxy.core.errors import NoEndpoints
 from proxy.dashboard.samples import Series
@@ -91,7 +91,7 @@ class WorkersDecisions:
         """Return the decision that one of the workers would make: all know the same pods and each other's load. Raise
         RequestError."""
         for worker in self._workers.seated:
-            with suppress(WorkerUnreachable):
+            with suppress(QuestionFailed):
                 return dict(await self._workers.ask(worker, IMAGINED, trial, dict(query), timeout=DECISIONS_TIMEOUT))
         raise NoEndpoints("No worker responds.")
 

@@ -428,7 +428,8 @@ TURN = 0.2
 
 @dataclass(eq=False)
 class SharedBreakers(Shared, BreakerPeers):
-    """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing. `place` returns the
+    """Pods whose circuit breakers peers opened or closed, or whose recovery a peer is testing, with the checksum of the
+    pod's URL: during a restart another host may know the pod of a name under its previous address. `place` returns the
     number of hosts and which of them this one is."""
 
     breakers: Breakers
@@ -441,14 +442,14 @@ class SharedBreakers(Shared, BreakerPeers):
         self.breakers.peers = self
 
     def breaker_turned(self, endpoint: Endpoint, is_open: bool) -> None:
-        self.publish(RecordKind.BREAKER, self.packed(endpoint.name, is_open))
-
-    @staticmethod
-    def packed(pod: str, is_open: bool) -> bytes:
-        return orjson.dumps([(pod, OPENED if is_open else CLOSED)])
+        self.publish(RecordKind.BREAKER, self.packed(endpoint, OPENED if is_open else CLOSED))
 
     def breaker_tried(self, endpoint: Endpoint) -> None:
-        self.publish(RecordKind.BREAKER, orjson.dumps([(endpoint.name, TRIED)]))
+        self.publish(RecordKind.BREAKER, self.packed(endpoint, TRIED))
+
+    @staticmethod
+    def packed(endpoint: Endpoint, state: str) -> bytes:
+        return orjson.dumps([(endpoint.name, _address(endpoint), state)])
 
     def pause(self, endpoint: Endpoint) -> float:
         """Return the pause before this host may test a pod: each pod has a different host that tests first."""
@@ -456,16 +457,20 @@ class SharedBreakers(Shared, BreakerPeers):
         return (crc32(endpoint.name.encode()) + position) % hosts * TURN
 
     def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
-        entries = _entries(kind, body, str, str)
-        if not all(state in (OPENED, CLOSED, TRIED) for _, state in entries):
+        entries = _entries(kind, body, str, int, str)
+        if not all(state in (OPENED, CLOSED, TRIED) for _, _, state in entries):
             raise InvalidMessage("not a state of a breaker")
-        for name, state in entries:
-            if (endpoint := self.find(name)) is None:
+        for name, address, state in entries:
+            if (endpoint := self.find(name)) is None or address != _address(endpoint):
                 continue
             if state == TRIED:
                 self.breakers.hold_off(endpoint)
             else:
                 self.breakers.hear(endpoint, state == OPENED)
+
+
+def _address(endpoint: Endpoint) -> int:
+    return crc32(endpoint.url.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(eq=False)

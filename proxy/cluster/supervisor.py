@@ -22,7 +22,7 @@ from proxy.autoscale.autoscaling import Autoscaling
 from proxy.cluster.messages import BROKER, RecordKind
 from proxy.cluster.reads import HostExposition, WorkersDecisions, WorkerSignals
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.shared import SharedBreakers, SharedEjections
+from proxy.cluster.shared import OPENED, SharedBreakers, SharedEjections
 from proxy.cluster.sharing import OtherHosts
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import READ_MODELS, READ_POD, Workers, bound
@@ -289,7 +289,7 @@ class Supervisor:
             yield RecordKind(kind), body
         for pod in self.fleet.endpoints:
             if self._breakers.state(pod) == "open":
-                yield RecordKind.BREAKER, SharedBreakers.packed(pod.name, is_open=True)
+                yield RecordKind.BREAKER, SharedBreakers.packed(pod, OPENED)
         if self._is_stopping:
             yield RecordKind.STOPPING, b""
         yield RecordKind.LEVELS, self._levels.record

@@ -19,7 +19,7 @@ import uvloop
 from proxy.cluster.gc_tuning import Collector, resident
 from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, RecordKind
-from proxy.cluster.questions import Questions, WorkerUnreachable
+from proxy.cluster.questions import QuestionFailed, Questions
 from proxy.cluster.reads import IMAGINED, LISTED, METRICS, SHOWN, SIGNALS
 from proxy.cluster.shared import SharedEjections
 from proxy.cluster.sharing import SharingApp
@@ -186,7 +186,7 @@ class WorkerModelReads(ModelReads):
     async def _ask(self, topic: str, *arguments: str) -> None:
         try:
             await self._questions.ask(BROKER, topic, *arguments)
-        except WorkerUnreachable as error:
+        except QuestionFailed as error:
             log.warning("the supervisor did not read the models of pods: %s", error)
 
 

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from proxy.autoscale.signals import Signals
-from proxy.cluster.questions import WorkerUnreachable
+from proxy.cluster.questions import QuestionFailed
 from proxy.cluster.transport import Broker
 from proxy.config.reload import NotApplied
 from proxy.core.errors import KvlaneError, RequestError
@@ -211,10 +211,10 @@ class Workers:
         return len(self.seated)
 
     async def ask(self, worker: Child, topic: str, *arguments: Any, timeout: float) -> Any:
-        """Return the reply of a worker. Raise WorkerUnreachable, or the RequestError of the worker."""
+        """Return the reply of a worker. Raise QuestionFailed, or the RequestError of the worker."""
         try:
             return await self._broker.questions.ask(worker.number, topic, *arguments, timeout=timeout)
-        except WorkerUnreachable as error:
+        except QuestionFailed as error:
             log.warning("failed to read %s of worker %d: %s", topic, worker.seat, error)
             raise
 
@@ -226,7 +226,7 @@ class Workers:
         async def reply(worker: Child) -> list[tuple[Child, Any]]:
             try:
                 return [(worker, await self.ask(worker, topic, *arguments, timeout=timeout))]
-            except WorkerUnreachable:
+            except QuestionFailed:
                 return []
             except RequestError as error:
                 errors.append(error)
@@ -324,7 +324,7 @@ class Workers:
         async def fault(child: Child) -> str:
             try:
                 await self._broker.questions.ask(child.number, RELOAD, packed, timeout=RELOAD_TIMEOUT)
-            except (WorkerUnreachable, RequestError) as error:
+            except (QuestionFailed, RequestError) as error:
                 if child.has_crashed or not child.leaving.is_set():
                     return f"worker {child.seat}: {error}"
             return ""

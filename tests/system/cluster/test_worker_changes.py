@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.cluster.messages import BROKER
-from proxy.cluster.questions import Questions, WorkerUnreachable
+from proxy.cluster.questions import QuestionFailed, Questions
 from proxy.cluster.replica import new_id
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import Child, Workers, packed_settings
@@ -98,10 +98,10 @@ class Processes(Workers):
                 child.leaving.set()
             os.kill(child.pid, 9)
             await child.unlinked.wait()
-            raise WorkerUnreachable("the process has ended")
+            raise QuestionFailed("the process has ended")
         refused = self.refused.get(worker)
         if refused is not None and packed == packed_settings(refused.source):
-            raise WorkerUnreachable("it is refused")
+            raise QuestionFailed("it is refused")
         self.serve_with[worker] = packed
 
     async def _start_worker(self, seat: int, settings: Settings) -> Child:

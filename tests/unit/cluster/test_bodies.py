@@ -67,9 +67,9 @@ BREAKERS = SharedBreakers(Breakers(BreakerSettings(), ManualClock(), FLEET, noth
         (BINDINGS, b'[[1,"00",0.0,["p"]]]'),
         (BINDINGS, b'[[1,"00",0.0,"b"],["00"]]'),
         (BREAKERS, b"["),
-        (BREAKERS, b'[["p"],"opened"]'),
-        (BREAKERS, b'[["p","ajar"]]'),
-        (BREAKERS, b'[[["p"],"opened"]]'),
+        (BREAKERS, b'[["p"],1,"opened"]'),
+        (BREAKERS, b'[["p",1,"ajar"]]'),
+        (BREAKERS, b'[[["p"],1,"opened"]]'),
     ],
 )
 def test_malformed_entries_are_refused_and_none_is_applied(value: Shared, body: bytes) -> None:

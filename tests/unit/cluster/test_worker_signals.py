@@ -10,7 +10,7 @@ from typing import Any, cast
 import orjson
 
 from proxy.autoscale.signals import Signals
-from proxy.cluster.questions import WorkerUnreachable
+from proxy.cluster.questions import QuestionFailed
 from proxy.cluster.reads import SIGNALS, WorkerSignals
 from proxy.cluster.transport import Broker
 from proxy.cluster.workers import Child, Workers
@@ -42,7 +42,7 @@ class Replying(Workers):
     async def ask(self, worker: Child, topic: str, *arguments: Any, timeout: float) -> Any:
         assert topic == SIGNALS
         if worker.number not in self.replies_of:
-            raise WorkerUnreachable("it has ended")
+            raise QuestionFailed("it has ended")
         return self.replies_of[worker.number]
 
 

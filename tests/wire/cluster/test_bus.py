@@ -20,7 +20,7 @@ from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedLimits, 
 from proxy.cluster.transport import Broker, Link
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
-from proxy.core.endpoint import Endpoint
+from proxy.core.endpoint import Endpoint, update
 from proxy.core.ports import IDENTITY, Clock, Identity, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
@@ -247,6 +247,18 @@ async def test_a_breaker_change_reaches_all() -> None:
         assert [kind for _, kind, _ in it.received].count(RecordKind.BREAKER) == 2
 
 
+async def test_a_breaker_does_not_turn_for_a_pod_of_the_same_name_at_another_address() -> None:
+    async with bus() as it:
+        one, two, three = [await it.join(number) for number in (1, 2, 3)]
+        update(two.pod, url="http://10.0.0.2:8000")
+        one.shared_breakers.breaker_turned(one.pod, True)
+        one.shared_breakers.breaker_tried(one.pod)
+        await until(lambda: three.tried == ["a"])
+        one.shared_breakers.breaker_turned(two.pod, True)
+        await until(lambda: two.breakers)
+        assert (two.breakers, two.tried, three.breakers) == ([("a", True)], [], [("a", True)])
+
+
 async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> None:
     async with bus() as it:
         one, slow = await it.join(1), await it.join(2)
@@ -345,7 +357,7 @@ async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> N
         one, two = [await it.join(number) for number in (1, 2)]
         it.replica.state.put(breakers=[it.breakers])
         one.replica._batch.send(record(RecordKind.BREAKER, b"{]"))
-        one.replica._batch.send(record(RecordKind.BREAKER, b'[["a"],"opened"]'))
+        one.replica._batch.send(record(RecordKind.BREAKER, b'[["a"],1,"opened"]'))
         one.bindings.bind("resp-1", one.pod)
         await until(lambda: two.knows_response and any(kind is RecordKind.SESSIONS for _, kind, _ in it.received))
         assert it.garbled.value == two.garbled.value == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.cluster.messages import BROKER, RecordKind, record
-from proxy.cluster.questions import MOST_OPEN, Questions, WorkerUnreachable
+from proxy.cluster.questions import MOST_OPEN, QuestionFailed, Questions
 from proxy.cluster.worker import WorkerModelReads
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NotFound
@@ -71,10 +71,10 @@ async def test_a_failing_query_has_no_reply_and_is_logged_where_it_failed(caplog
     async with question_bus() as (_, supervisor, worker):
         worker.handlers["fails"] = fails
         with caplog.at_level(logging.ERROR):
-            with pytest.raises(WorkerUnreachable, match="no such file"):
+            with pytest.raises(QuestionFailed, match="no such file"):
                 await supervisor.ask(1, "fails")
             for _ in range(100):
-                with pytest.raises(WorkerUnreachable):
+                with pytest.raises(QuestionFailed):
                     await supervisor.ask(1, "fails")
     assert caplog.text.count("failed to reply to a process of this host") == 1
 
@@ -89,14 +89,14 @@ async def test_a_worker_that_ends_leaves_no_query_waiting() -> None:
         await asyncio.sleep(0)
         await it.members.pop(1).replica.close()
         async with asyncio.timeout(PATIENCE):
-            with pytest.raises(WorkerUnreachable, match="has ended"):
+            with pytest.raises(QuestionFailed, match="has ended"):
                 await waiting
 
 
 async def test_a_worker_that_reads_nothing_is_given_up_after_the_timeout() -> None:
     async with bus() as it:
         raw = await it.join_raw(1)
-        with pytest.raises(WorkerUnreachable, match=r"no reply within 0\.05 s"):
+        with pytest.raises(QuestionFailed, match=r"no reply within 0\.05 s"):
             await it.broker.questions.ask(1, "metrics", timeout=0.05)
         raw.close()
 
