@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 8 * 1024 * 1024
-"""Bytes that may wait for a slow reader. Beyond this limit the oldest packets are dropped."""
+"""Bytes that may wait for a slow reader. Beyond this limit packets are dropped."""
 
 LOCAL_INTERVAL, STORE_INTERVAL = 0.005, 0.01
 """Seconds for which a batch is gathered, within a host and between hosts."""
@@ -100,12 +99,10 @@ class Link(asyncio.Protocol):
         self._dropped = dropped
         self._backlog = backlog
         self._packets = Packets()
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._is_paused = True
         self._has_gap = False
+        """Whether a packet was dropped, or published before the link was open."""
         self._has_ended = False
-        self._transport: asyncio.Transport
+        self._transport: asyncio.Transport | None = None
         self.closed = asyncio.Event()
 
     async def open(self, sock: socket.socket) -> None:
@@ -113,31 +110,29 @@ class Link(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     def publish(self, packet: Packet) -> None:
-        data = packet.packed
-        if not self._is_paused:
-            self._transport.write(data)
-            return
         if self._has_ended:
             return
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        while self._waiting_bytes > self._backlog:
-            self._waiting_bytes -= len(self._waiting.popleft())
+        transport = self._transport
+        if transport is None:
+            self._has_gap = True
+        elif transport.get_write_buffer_size() < self._backlog:
+            transport.write(packet.packed)
+        else:
             self._dropped.add(1)
             self._has_gap = True
 
     async def end(self) -> None:
-        """Write the waiting packets and the end of the stream; the other side closes when it has read everything. If
-        this side closed, a concurrent write of the other side would fail before it has read the rest."""
+        """Write the end of the stream; the other side closes when it has read everything. If this side closed, a
+        concurrent write of the other side would fail before it has read the rest."""
         if not self._has_ended:
-            self._has_ended = self._is_paused = True
-            self._transport.writelines(self._waiting)
-            self._waiting.clear()
-            self._transport.write_eof()
+            self._has_ended = True
+            if self._transport is not None:
+                self._transport.write_eof()
         await self.closed.wait()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -152,25 +147,13 @@ class Link(asyncio.Protocol):
             log.error("closed the link to a process of this host: unreadable packet: %s", error)
             self.abort()
 
-    def pause_writing(self) -> None:
-        self._is_paused = True
-
     def resume_writing(self) -> None:
-        if self._has_ended:
-            return
-        self._is_paused = False
-        while self._waiting and not self._is_paused:
-            data = self._waiting.popleft()
-            self._waiting_bytes -= len(data)
-            self._transport.write(data)
-        if self._has_gap and not self._waiting:
+        if self._has_gap and not self._has_ended:
             self._has_gap = False
             self._missed()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._has_ended = self._is_paused = True
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        self._has_ended = True
         self.closed.set()
         self._lost()
 

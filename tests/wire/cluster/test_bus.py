@@ -336,7 +336,7 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
     ours, theirs = socket.socketpair()
     member = Member()
-    link = Link(lambda _: None, lambda: None, lambda: member.replica.send_state(None, ALL), member.dropped, 100_000)
+    link = Link(lambda _: None, lambda: None, lambda: member.replica.send_state(None, ALL), member.dropped, 500_000)
     await link.open(ours)
     member.replica.use(link)
     theirs.setblocking(False)
