@@ -526,8 +526,8 @@ async def _publish_all(sender: RedisConnection, channel: str = "unheard") -> Non
         sender.publish(channel, PACKET)
         if not number % 10:
             await asyncio.sleep(0)
-        if sender.is_slow:
-            await sender.is_writable()
+        if sender.waiting:
+            await asyncio.sleep(0)
 
 
 REQUESTS, ROUNDS = 2000, 8
@@ -553,7 +553,7 @@ async def _published(rate: int, turns: int, proxy: Proxy, line: RedisConnection,
     """Seconds of CPU, and bytes. The clock is read twice in all: where the machine is a virtual one, that can take a
     millisecond. Timers go off when a tick is over, by a clock that goes by ticks."""
     deployment = proxy.deployment
-    deployment._publishes, deployment.is_connected, deployment._immediate = True, True, line
+    deployment.is_connected, deployment._connection = True, line
     load, loop = Load(proxy.index, proxy.pod, proxy.replica.own_loads, work), asyncio.get_running_loop()
     tick = TICK if work < LONG_PROMPT else SOON
     batches = list(_batches(rate, turns, tick))
@@ -566,8 +566,8 @@ async def _published(rate: int, turns: int, proxy: Proxy, line: RedisConnection,
             load.step(chain)
         clock.advance(tick)
         _go_off(proxy.replica._batch, clock.now())
-        if line.is_slow:
-            await line.is_writable()
+        if line.waiting:
+            await asyncio.sleep(0)
     proxy.replica._batch.flush()
     spent = time.process_time() - began
     del loop.time

@@ -135,7 +135,7 @@ class Store:
 class MemoryLine:
     """A `proxy.cluster.deployment.Connection`; what publishing costs on a socket is paid here too."""
 
-    is_slow = False
+    waiting = 0
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -155,8 +155,6 @@ class MemoryLine:
         self.spent += time.thread_time() - began
         self._reader.recv(65536)
         self._store.publish(channel, message)
-
-    async def is_writable(self) -> None: ...
 
     async def lost(self) -> None:
         await asyncio.Event().wait()

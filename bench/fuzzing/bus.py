@@ -32,7 +32,7 @@ class FakeLine:
 
     def __init__(self, received: Callable[[bytes], None]) -> None:
         self.received = received
-        self.is_slow = False
+        self.waiting = 0
 
     async def __aenter__(self) -> FakeLine:
         return self
@@ -45,9 +45,6 @@ class FakeLine:
     def publish(self, channel: str, message: bytes) -> None:
         """Return what this host says of itself, as the store does."""
         self.received(message)
-
-    async def is_writable(self) -> None:
-        return
 
     async def lost(self) -> None:
         await asyncio.Event().wait()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from types import TracebackType
@@ -43,11 +42,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 """Seconds between two attempts to connect; at most a fifth of a lease."""
 
 MOST_WAITING = 4 << 20
-"""Bytes that may wait for a store that reads slowly. Beyond this limit all of them are dropped, and the other hosts
-request a snapshot."""
-
-LAST_WORDS = 0.5
-"""Seconds to send the farewell."""
+"""Bytes that may wait for a store that reads slowly. Beyond this limit packets are dropped, and the other hosts request
+a snapshot."""
 
 _BETWEEN_HOSTS = frozenset(kind for kind in PacketKind if kind not in (PacketKind.LOCAL, PacketKind.DIRECT))
 
@@ -63,13 +59,10 @@ class StoreConnection(Protocol):
     ) -> None: ...
 
     @property
-    def is_slow(self) -> bool:
-        """Whether published messages wait to be sent."""
+    def waiting(self) -> int:
+        """The number of published bytes that wait to be sent."""
 
     def publish(self, channel: str, message: bytes) -> None: ...
-
-    async def is_writable(self) -> None:
-        """Return when it is no longer slow."""
 
     async def lost(self) -> None:
         """Wait until the connection is lost, and then raise StoreLost. Never return."""
@@ -126,9 +119,7 @@ class Deployment:
         self._connect = connect
         self._gathered_for = 0.0 if received is None else STORE_INTERVAL
         """Seconds to wait for more to send: workers publish one by one."""
-        self._immediate: StoreConnection | None = None
-        """The connection for packets that are sent without waiting for more messages; None if messages are gathered
-        first, or without a connection."""
+        self._connection: StoreConnection | None = None
         self._everybody = f"{settings.prefix}:all"
         self._absent = peer_id(replica.host, ABSENT)
         self._assumed = AssumedSpending(
@@ -136,14 +127,10 @@ class Deployment:
         )
         self.shares = HostDivision(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
-        self._publishes = False
-        """Whether there is a connection; `is_connected`: whether the host's own heartbeat came back."""
         self.is_connected = False
+        """Whether the host's own heartbeat came back."""
         self._why = "it has not been reached yet"
-        self._queue: list[tuple[str, bytes]] = []
-        self._waiting = 0
-        self._wake = asyncio.Event()
-        self._is_flushed = asyncio.Event()
+        self._gathered: list[tuple[str, bytes]] = []
         self._sent_at: dict[int, float] = {}
         """Send times of heartbeats that have not come back yet, by number."""
         self._echoed_at = self._checked_at = clock.now()
@@ -163,10 +150,7 @@ class Deployment:
     ) -> None:
         """Send a farewell, so that the others do not wait for the end of the lease."""
         self._replica.bye()
-        if self._publishes and self._queue:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS):
-                    await self._is_flushed.wait()
+        self._send_gathered()
         await self._tasks.stop()
 
     def publish(self, packet: Packet) -> None:
@@ -176,7 +160,7 @@ class Deployment:
             return
         if kind is PacketKind.NEWS and not self.is_connected:
             self._assumed.add(packet.sender, packet.body)
-        if not self._publishes:
+        if self._connection is None:
             return
         if (kind is PacketKind.BEAT or kind is PacketKind.HELLO) and packet.sender == self._replica.id:
             self._sent_at[packet.number] = self._clock.now()
@@ -219,21 +203,9 @@ class Deployment:
         """Use a connection until it is lost."""
         self._start(connection)
         try:
-            await run_together(connection.lost(), self._send_queue(connection), self._watch_echoes())
+            await run_together(connection.lost(), self._watch_echoes())
         except StoreLost as error:
             self._lost(error)
-
-    async def _send_queue(self, connection: StoreConnection) -> None:
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(self._gathered_for)
-            await connection.is_writable()
-            self._wake.clear()
-            for channel, data in self._messages():
-                self._send(connection, channel, data)
-            await connection.is_writable()
-            if not self._queue:
-                self._is_flushed.set()
 
     async def _watch_echoes(self) -> None:
         while True:
@@ -247,12 +219,10 @@ class Deployment:
         self._show()
 
     def _start(self, connection: StoreConnection) -> None:
-        self._queue.clear()
-        self._waiting = 0
+        self._gathered.clear()
         self._sent_at.clear()
         self._echoed_at = self._clock.now()
-        self._publishes = True
-        self._immediate = None if self._gathered_for else connection
+        self._connection = connection
         self._replica.hello()
 
     def _lost(self, error: StoreLost) -> None:
@@ -262,8 +232,7 @@ class Deployment:
             self._assumed.start(self.shares.place[0] - 1)
         if self.is_connected or self._why != str(error):
             log.warning("lost connection to the replica store; continuing with local state: %s", error)
-        self._publishes = self.is_connected = False
-        self._immediate = None
+        self._connection, self.is_connected = None, False
         self._why = str(error)
         self._show()
 
@@ -286,31 +255,27 @@ class Deployment:
     # What goes out.
 
     def _put(self, channel: str, packed: bytes) -> None:
-        immediate = self._immediate
-        if immediate is not None and not self._queue and not immediate.is_slow:
-            self._send(immediate, channel, message(packed))
+        if not self._gathered_for:
+            self._send(channel, packed)
             return
-        self._queue.append((channel, packed))
-        self._waiting += len(packed)
-        if self._waiting > MOST_WAITING:
-            self._queue.clear()  # the others notice the gap in the numbers
-            self._waiting = 0
-        self._is_flushed.clear()
-        self._wake.set()
+        if not self._gathered:
+            asyncio.get_running_loop().call_later(self._gathered_for, self._send_gathered)
+        self._gathered.append((channel, packed))
 
-    def _send(self, connection: StoreConnection, channel: str, data: bytes) -> None:
-        series = self.series
+    def _send_gathered(self) -> None:
+        """Send the gathered packets in order. Consecutive packets for one channel become one message."""
+        gathered, self._gathered = self._gathered, []
+        for channel, same in groupby(gathered, itemgetter(0)):
+            self._send(channel, b"".join([packed for _, packed in same]))
+
+    def _send(self, channel: str, packed: bytes) -> None:
+        connection, series = self._connection, self.series
+        if connection is None or connection.waiting > MOST_WAITING:
+            return  # the others notice the gap in the numbers
+        data = message(packed)
         series.sent.value += len(data)
         series.messages_sent.value += 1
         connection.publish(channel, data)
-
-    def _messages(self) -> list[tuple[str, bytes]]:
-        """Return the waiting packets in order. Consecutive packets for one channel become one message."""
-        queue, self._queue, self._waiting = self._queue, [], 0
-        return [
-            (channel, message(b"".join([packed for _, packed in same])))
-            for channel, same in groupby(queue, itemgetter(0))
-        ]
 
     def _facts(self) -> bytes:
         name = self._settings.name or socket.gethostname()

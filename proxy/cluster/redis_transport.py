@@ -39,24 +39,18 @@ class Pipe(asyncio.Protocol):
         self._received = received
         self._lost = lost
         self._reader = importlib.import_module("hiredis").Reader(notEnoughData=_PART)
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self.is_slow = False
-        """Whether written data waits because the other side does not read or is gone."""
         self._transport = cast(asyncio.Transport, connection._writer.transport)
         self.write: Callable[[bytes], None] = self._transport.write
+        self.waiting: Callable[[], int] = self._transport.get_write_buffer_size
+        """Returns the number of written bytes that wait because the other side does not read."""
         self._transport.set_protocol(self)
         if self._transport.is_closing():
             self.connection_lost(None)
 
-    async def is_writable(self) -> None:
-        """Return when it is no longer slow."""
-        await self._writable.wait()
-
     def close(self) -> None:
         """Close the connection. Written data is still sent, unless it waits already."""
         self.write = _nowhere
-        if self.is_slow:
+        if self.waiting():
             self._transport.abort()
         else:
             self._transport.close()
@@ -71,17 +65,8 @@ class Pipe(asyncio.Protocol):
             self._lost(error)
             self._transport.abort()
 
-    def pause_writing(self) -> None:
-        self.is_slow = True
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self.is_slow = False
-        self._writable.set()
-
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_slow, self.write = True, _nowhere
-        self._writable.set()
+        self.write = _nowhere
         self._lost(error)
 
 
@@ -156,13 +141,9 @@ class RedisConnection:
         self._publisher.write(command(channel, message))
 
     @property
-    def is_slow(self) -> bool:
-        """Whether published messages wait to be sent."""
-        return self._publisher.is_slow
-
-    async def is_writable(self) -> None:
-        """Waits while the store is slow to read."""
-        await self._publisher.is_writable()
+    def waiting(self) -> int:
+        """The number of published bytes that wait because the store does not read."""
+        return self._publisher.waiting()
 
     async def lost(self) -> None:
         """Wait until the connection is lost, and then raise StoreLost."""

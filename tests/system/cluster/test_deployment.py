@@ -8,13 +8,13 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import orjson
 import pytest
 
 from proxy.cluster import redis_transport
-from proxy.cluster.deployment import Deployment
+from proxy.cluster.deployment import MOST_WAITING, Deployment, StoreConnection
 from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, VERSION, PacketKind, RecordKind, message, packet, record
 from proxy.cluster.redis_transport import Lease, RedisConnection
@@ -98,7 +98,7 @@ async def deployed(tmp_path: Path) -> AsyncIterator[Deployed]:
 
 def vanish(proxy: Proxy) -> None:
     """As after kill -9: it says nothing any more, not even that."""
-    proxy.deployment._publishes = False
+    proxy.deployment._connection = None
     for task in [*proxy.deployment._tasks._tasks, *proxy.replica._tasks._tasks]:
         task.cancel()
 
@@ -264,37 +264,21 @@ async def test_a_host_that_missed_a_packet_requests_the_state(deployed: Deployed
     assert two.series.missed.value == 1
 
 
-async def test_packets_for_a_slow_store_are_dropped_and_requested_again(
-    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.cluster.deployment.MOST_WAITING", 2000)
+async def test_packets_for_a_slow_store_are_dropped_and_requested_again(deployed: Deployed) -> None:
     one, two = await deployed.pair()
     one.pod.charge(4, 0)  # not published
     deployed.redis.stop()
-    while one.deployment._immediate is not None and not one.deployment._immediate.is_slow:
+    connection = one.deployment._connection
+    assert connection is not None
+    while connection.waiting <= MOST_WAITING:
         one.replica.publish_to_all(RecordKind.SESSIONS, b"[" + b" " * 500_000 + b"]")
         await asyncio.sleep(0)
-    one.replica.publish_to_all(RecordKind.SESSIONS, b"[]")
-    assert one.deployment._queue
+    waiting = connection.waiting
     one.replica.publish_to_all(RecordKind.SESSIONS, b"[" + b" " * 2000 + b"]")
-    assert not one.deployment._queue
+    assert connection.waiting == waiting
     deployed.redis.stop(goes_on=True)
     await until(lambda: two.remote == 4)
     assert two.series.missed.value >= 1
-
-
-async def test_queued_packets_keep_their_order(deployed: Deployed) -> None:
-    """A store that reads again, before what waited for it has gone out."""
-    one, two = await deployed.pair()
-    await until(lambda: one.deployment._immediate is not None)
-    direct, one.deployment._immediate = one.deployment._immediate, None
-    one.replica.publish_to_all(RecordKind.LOAD, b"")
-    one.deployment._immediate = direct
-    one.replica.publish_to_all(RecordKind.LOAD, b"")
-    assert len(one.deployment._queue) == 2
-    one.pod.charge(3, 0)
-    one.replica.own_loads.dispatched(one.pod, 1)
-    await until(lambda: two.remote == 3)
 
 
 async def test_hosts_report_other_hosts_with_another_configuration(deployed: Deployed) -> None:
@@ -376,7 +360,7 @@ async def test_hosts_of_another_version_are_ignored_and_logged_once(
 async def test_a_turn_of_a_conversation_takes_few_bytes_without_batching() -> None:
     """Of 100 blocks and 5 more; each of its three moments has a packet of its own."""
     proxy = Proxy(settings("redis://nobody"))
-    proxy.deployment._publishes = True
+    proxy.deployment._connection = cast(StoreConnection, Unread())
     chain = list(range(1, 206))
     sizes = []
     for end in range(100, 205, 5):
@@ -393,8 +377,17 @@ async def test_a_turn_of_a_conversation_takes_few_bytes_without_batching() -> No
 
 
 def _published(proxy: Proxy) -> int:
+    before = proxy.deployment.series.sent.value
     proxy.replica._batch.flush()
-    return sum(len(message) for _, message in proxy.deployment._messages())
+    return int(proxy.deployment.series.sent.value - before)
+
+
+class Unread:
+    """A store that nobody reads."""
+
+    waiting = 0
+
+    def publish(self, channel: str, message: bytes) -> None: ...
 
 
 # Limits.

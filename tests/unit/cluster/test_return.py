@@ -52,7 +52,7 @@ class MemoryStore:
 class MemoryLine:
     """A `proxy.cluster.deployment.Connection`."""
 
-    is_slow = False
+    waiting = 0
 
     def __init__(self, store: MemoryStore, channels: Sequence[str], deliver: Callable[[bytes], None]) -> None:
         self._store = store
@@ -73,8 +73,6 @@ class MemoryLine:
 
     def publish(self, channel: str, message: bytes) -> None:
         asyncio.get_running_loop().call_later(TRIP, self._store.pass_on, channel, message)
-
-    async def is_writable(self) -> None: ...
 
     async def lost(self) -> None:
         await self.is_over.wait()
