@@ -104,7 +104,7 @@ async def messages() -> AsyncIterator[Check]:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             await broker.attach(worker, ours)
-            id, kind = peer_id(broker.host, worker), rng.choice((PacketKind.NEWS, PacketKind.LOCAL, PacketKind.DIRECT))
+            id, kind = peer_id(broker.host, worker), rng.choice((PacketKind.NEWS, PacketKind.DIRECT))
             to = supervisor._replica.id if kind is PacketKind.DIRECT else None
             theirs.send(packet(kind, id, 1, data, to).packed + (data if rng.randrange(2) else b""))
             theirs.shutdown(socket.SHUT_WR)

@@ -45,9 +45,6 @@ MOST_WAITING = 4 << 20
 """Bytes that may wait for a store that reads slowly. Beyond this limit packets are dropped, and the other hosts request
 a snapshot."""
 
-_BETWEEN_HOSTS = frozenset(kind for kind in PacketKind if kind not in (PacketKind.LOCAL, PacketKind.DIRECT))
-
-
 class StoreConnection(Protocol):
     """A connection to the store: `redis_transport.RedisConnection`, or one in memory in benchmarks and tests. Raises
     StoreLost when it is entered, and from `lost`."""
@@ -123,7 +120,7 @@ class Deployment:
         self._everybody = f"{settings.prefix}:all"
         self._absent = peer_id(replica.host, ABSENT)
         self._assumed = AssumedSpending(
-            lambda batch: self._received_by(packet(PacketKind.LOCAL, self._absent, 0, batch))
+            lambda batch: self._received_by(packet(PacketKind.DIRECT, self._absent, 0, batch, replica.all_of_host))
         )
         self.shares = HostDivision(replica.host, settings.limits, settings.lease, clock, self._divided)
         self._tasks = Tasks()
@@ -156,7 +153,7 @@ class Deployment:
     def publish(self, packet: Packet) -> None:
         """Send a packet of a process of this host."""
         kind, to = packet.kind, packet.to
-        if kind not in _BETWEEN_HOSTS:
+        if to is not None and to.startswith(self._replica.host):
             return
         if kind is PacketKind.NEWS and not self.is_connected:
             self._assumed.add(packet.sender, packet.body)
@@ -306,7 +303,7 @@ class Deployment:
         if host == self._replica.host:
             if packet.sender == self._replica.id:
                 self._came_back(packet.number)
-        elif packet.kind in _BETWEEN_HOSTS:
+        else:
             self._received_by(packet)
             if packet.kind is PacketKind.BYE and host not in self._replica.peers.hosts:
                 self.shares.left(host)

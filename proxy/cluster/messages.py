@@ -146,10 +146,8 @@ class PacketKind(IntEnum):
     """Send the current state, and a part of the lasting state, to an address."""
     STATE = 6
     """Records of current state, or of lasting state, with the number of the sender's last numbered packet."""
-    LOCAL = 7
-    """Records for all processes of the host."""
-    DIRECT = 8
-    """Records for one process of the host."""
+    DIRECT = 7
+    """Records within the host."""
 
 
 _PACKET_KINDS = {int(kind): kind for kind in PacketKind}

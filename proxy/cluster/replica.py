@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import TypeVar
 
@@ -143,9 +144,11 @@ class Replica:
         self._beat_every = min(beat_every, lease / BEATS)
         self._number = 0
         is_supervisor = peer_number(id) == BROKER
-        self._reply_to = peer_id(self.host, ALL_PEERS) if is_supervisor else id
+        self.all_of_host = peer_id(self.host, ALL_PEERS)
+        """The address of all processes of this host."""
+        self._reply_to = self.all_of_host if is_supervisor else id
         self._batch = Batch(
-            lambda batch: self._send(PacketKind.LOCAL if is_supervisor else PacketKind.NEWS, batch),
+            self._send_local if is_supervisor else partial(self._send, PacketKind.NEWS),
             lambda: b"".join([index.collect_changes() for index in self.state.indexes]),
         )
         self._tasks = Tasks()
@@ -223,7 +226,7 @@ class Replica:
 
     def publish_local(self, kind: RecordKind, body: bytes) -> None:
         """Send a record to the processes of this host at once."""
-        self._send(PacketKind.LOCAL, record(kind, body))
+        self._send_local(record(kind, body))
 
     def publish_to_all(self, kind: RecordKind, body: bytes) -> None:
         """Send a record to all processes of all hosts at once."""
@@ -350,9 +353,12 @@ class Replica:
             yield RecordKind.HAS_LASTING, b""
 
     def _send(self, kind: PacketKind, body: bytes, to: bytes | None = None) -> None:
-        if to is None and kind is not PacketKind.LOCAL:
+        if to is None:
             self._number += 1
         self._transport.publish(packet(kind, self.id, self._number, body, to))
+
+    def _send_local(self, message: bytes) -> None:
+        self._send(PacketKind.DIRECT, message, self.all_of_host)
 
     def _send_direct(self, number: int, message: bytes) -> None:
         """Send a packet to one process, after the packets that wait for all: a reply must not overtake the data that it

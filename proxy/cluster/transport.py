@@ -206,8 +206,7 @@ class Broker:
             for worker, link in self.links.items():
                 if worker != sender:
                     link.publish(packet)
-            is_for_others = to is None and packet.kind is not PacketKind.LOCAL
-            if is_for_others and sender is not None and self.deployment is not None:
+            if to is None and sender is not None and self.deployment is not None:
                 self.deployment.publish(packet)
             if sender != BROKER:
                 self._replica.received(packet)

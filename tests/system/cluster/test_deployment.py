@@ -317,7 +317,6 @@ async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(depl
         for number, (kind, body) in enumerate(
             [
                 (PacketKind.NEWS, settings_of_a_supervisor),
-                (PacketKind.LOCAL, settings_of_a_supervisor),
                 (PacketKind.DIRECT, settings_of_a_supervisor),
                 (PacketKind.NEWS, record(RecordKind.ROLL, b"[]")),
                 (PacketKind.NEWS, record(RecordKind.HOSTS, b"[9,8,true]")),

@@ -103,7 +103,7 @@ def test_overtaken_packets_are_ignored() -> None:
 def test_what_is_for_one_host_or_process_has_no_number() -> None:
     ear = Ear()
     peer = ear.known(5, OWN)
-    for kind in (PacketKind.LOCAL, PacketKind.DIRECT, PacketKind.ASK):
+    for kind in (PacketKind.DIRECT, PacketKind.ASK):
         assert ear.hear(kind, 0, OWN) is peer
     assert peer.last == 5
     assert not peer.has_gap

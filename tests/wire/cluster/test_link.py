@@ -36,7 +36,7 @@ async def test_all_messages_before_the_end_are_received_by_a_busy_reader() -> No
 
 
 def local(body: bytes) -> Packet:
-    return packet(PacketKind.LOCAL, bytes(8), 0, body)
+    return packet(PacketKind.NEWS, bytes(8), 0, body)
 
 
 def _nothing() -> None:
