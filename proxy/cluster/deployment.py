@@ -45,6 +45,7 @@ MOST_WAITING = 4 << 20
 """Bytes that may wait for a store that reads slowly. Beyond this limit packets are dropped, and the other hosts request
 a snapshot."""
 
+
 class StoreConnection(Protocol):
     """A connection to the store: `redis_transport.RedisConnection`, or one in memory in benchmarks and tests. Raises
     StoreLost when it is entered, and from `lost`."""

@@ -87,6 +87,8 @@ class RecordKind(IntEnum):
     """Pods that an operator or the autoscaler drains or returns to service."""
     SCRAPE = 27
     """A scrape of a pod, for hosts that then do not scrape the pod themselves."""
+    SPEEDS = 35
+    """What the sender has learned of the speeds of pods."""
     SPENT = 40
     """A charge on the limits of a key or tenant."""
     USED = 41
@@ -107,6 +109,7 @@ SHARED = frozenset(
         RecordKind.BREAKER,
         RecordKind.DRAINS,
         RecordKind.SCRAPE,
+        RecordKind.SPEEDS,
         RecordKind.SPENT,
         RecordKind.USED,
         RecordKind.WAITING,

@@ -37,6 +37,7 @@ from proxy.core.ports import Clock
 from proxy.fleet.bindings import BindingTable
 from proxy.fleet.store import AUTOSCALER, OPERATOR
 from proxy.flowcontrol.capacity import MOST_CAPS, Lent, SharedCaps
+from proxy.latency.rates import FLEET_NUMBERS, MOST_LEARNED, POD_NUMBERS, FleetModel
 from proxy.reliability.breaker import OPEN, BreakerPeers, Breakers
 
 PER_RECORD = 100
@@ -542,6 +543,44 @@ class SharedDrains(Shared):
             self.set_drained_by(name, self._drained_by(name))
         except KeyError:
             return  # `added` applies it when the pod comes
+
+
+@dataclass(eq=False)
+class SharedSpeeds(Shared):
+    """What a process has learned of the speeds of pods, for a process that joins: it would choose worse pods until it
+    has observed each. From then on each process learns by itself. `name` is the same for one model in all processes;
+    `find` returns the pod of a name."""
+
+    model: FleetModel
+    name: str
+    find: Callable[[str], Endpoint | None]
+    kinds = (RecordKind.SPEEDS,)
+
+    def __post_init__(self) -> None:
+        self._tag = crc32(self.name.encode())
+
+    def receive(self, peer: int, kind: RecordKind, body: bytes) -> None:
+        """Entries of other models are skipped. The values of all pods together have no pod."""
+        entries = _entries(kind, body, int, str, list)
+        for _, pod, learned in entries:
+            if len(learned) != (POD_NUMBERS if pod else FLEET_NUMBERS):
+                raise InvalidMessage("speeds with values of another number")
+            if not all(isinstance(value, float | int) and 0 <= value <= MOST_LEARNED for value in learned):
+                raise InvalidMessage("a speed is not a number, negative or too large")
+        for tag, pod, learned in entries:
+            if tag != self._tag:
+                continue
+            if not pod:
+                self.model.inherit(learned)
+            elif (endpoint := self.find(pod)) is not None:
+                self.model.inherit_of_pod(endpoint, learned)
+
+    def lasting(self, part: float) -> Records:
+        """Return all for a process that joins, and nothing for others."""
+        if part < 1.0 or not self.model.has_learned:
+            return ()
+        pods = [(self._tag, pod.name, learned) for pod, learned in self.model.learned_of_pods().items()]
+        return _packed(RecordKind.SPEEDS, [(self._tag, "", self.model.learned()), *pods])
 
 
 # Additive: each charge of a peer is added once; a total of a peer only raises the own one.

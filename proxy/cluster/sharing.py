@@ -27,6 +27,7 @@ from proxy.cluster.shared import (
     SharedLimits,
     SharedQueue,
     SharedSessions,
+    SharedSpeeds,
 )
 from proxy.cluster.transport import HOST_DELAY
 from proxy.config.load import ConfigReader
@@ -41,6 +42,7 @@ from proxy.fleet.mirror import dumped, metrics_values, read_metrics
 from proxy.fleet.store import Fleet
 from proxy.flowcontrol.capacity import Lent, SharedCaps
 from proxy.flowcontrol.controller import FlowControl
+from proxy.latency.rates import FleetModel
 from proxy.polling import Polling
 from proxy.prefix.index import PrefixIndex
 from proxy.serving import Process, Serving
@@ -109,6 +111,8 @@ class SharingApp(App):
                 return index, index
             case ("plugin state", pool, name, *_), BindingTable():
                 return made, self._share_bindings(f"{pool}/{name}", made)
+            case ("plugin state", pool, name, *_), FleetModel():
+                return made, SharedSpeeds(made, f"{pool}/{name}", self.fleet.get)
             case ("flow-control", str(pool)), FlowControl():
                 return made, self._share_caps(pool, made)
             case "limits", RateLimiter():

@@ -197,7 +197,7 @@ class PodModel:
     """The work on prompts at that time, see `worked`; for ranks only."""
 
     def __post_init__(self) -> None:
-        self.rates = Rates(self._fleet) if self.lockstep is None else self.lockstep.rates
+        self.rates = self._fleet.rates_of(self.endpoint) if self.lockstep is None else self.lockstep.rates
         self.sharing = Sharing(self._fleet, self.rates)
         self._running_at = self._next_group = self._next_followed = self._since
         if self.lockstep is not None:

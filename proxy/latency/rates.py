@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import exp
+from weakref import WeakValueDictionary
 
+from proxy.core.endpoint import Endpoint
 from proxy.latency.regression import Regression
 
 TOKEN_SCALE, PAIR_SCALE = 1e-3, 5e-8
@@ -95,6 +97,17 @@ FADE_INTERVAL = 1.0
 """Interval of the fading in seconds; it takes 0.1 ms."""
 
 
+INHERITED_WEIGHT, INHERITED_SECONDS = 200.0, 1.0
+"""Weight of what another process has learned: of its coefficients in observations, and of the slowness of a pod in
+seconds of prefill. A pod that serves has about as much."""
+
+FLEET_NUMBERS, POD_NUMBERS = 17, 7
+"""Number of values in `FleetModel.learned` and in `Rates.learned`."""
+
+MOST_LEARNED = 1e9
+"""Largest of these values that is accepted."""
+
+
 class FleetModel:
     """The model of all pods together. Lives as long as the process. A pod starts with its coefficients, and stays close
     to them while there are few observations of the pod. `changed` is called when pods without own observations must
@@ -123,6 +136,58 @@ class FleetModel:
         self._took, self._expected = FIRST_SLOWNESS
         self._published_slowness = 1.0
         self._off = self._seen = 0.0
+        self._has_inherited = False
+        self.rates: WeakValueDictionary[Endpoint, Rates] = WeakValueDictionary()
+        """The speeds of pods that have a model. Ranks of one pod share their speeds, and are left out."""
+        self._inherited: dict[Endpoint, Sequence[float]] = {}
+        """What another process has learned of pods that have no model here yet."""
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether there is an observation, here or of the process that this one has inherited from."""
+        return self._has_inherited or self.observations > 0
+
+    def learned(self) -> list[float]:
+        """Return what was learned of all pods together, for a process that has no observation."""
+        coefficients = [each for regression in self._regressions for each in regression.coefficients]
+        return [*coefficients, self.in_turn, self._reach, self.output, self.prompt, self.slowness]
+
+    def learned_of_pods(self) -> Mapping[Endpoint, Sequence[float]]:
+        """Return `Rates.learned` of each pod that was observed."""
+        own = {endpoint: rates.learned() for endpoint, rates in self.rates.items() if rates.prefill.has_own}
+        return {**self._inherited, **own}
+
+    def inherit(self, learned: Sequence[float]) -> None:
+        """Start with what another process has learned. Without effect after an observation."""
+        if self.observations:
+            return
+        *coefficients, self.in_turn, self._reach, self.output, self.prompt, self.slowness = learned
+        for at, regression in enumerate(self._regressions):
+            regression.start_at(coefficients[3 * at : 3 * at + 3], INHERITED_WEIGHT)
+        self._in_turn_seen = self.in_turn * self._in_turn_weight
+        self._took = self.slowness * self._expected
+        self._has_inherited = True
+        self.changed()
+
+    def inherit_of_pod(self, endpoint: Endpoint, learned: Sequence[float]) -> None:
+        """Start with what another process has learned of a pod. Without effect after an observation."""
+        if self.observations:
+            return
+        if (rates := self.rates.get(endpoint)) is not None:
+            rates.inherit(learned)
+        else:
+            self._inherited[endpoint] = learned
+
+    def rates_of(self, endpoint: Endpoint) -> Rates:
+        """Return the speeds of a pod that has no model yet."""
+        rates = self.rates[endpoint] = Rates(self)
+        if (learned := self._inherited.pop(endpoint, None)) is not None:
+            rates.inherit(learned)
+        return rates
+
+    @property
+    def _regressions(self) -> Sequence[Regression]:
+        return self.prefill, self.decode, self.sharing, self.whole
 
     @property
     def error(self) -> float:
@@ -235,6 +300,17 @@ class Rates:
         self.per_running = per_running * RUNNING_SCALE
         self.alone = max(LEAST_STEP, step) + self.per_running
         self._apply_slowness()
+
+    def learned(self) -> Sequence[float]:
+        """Return what was learned, for a process that has no observation."""
+        return [*self.prefill.coefficients, *self.decode.coefficients, self.slowness]
+
+    def inherit(self, learned: Sequence[float]) -> None:
+        """Start with what another process has learned."""
+        self.prefill.start_at(learned[:3], INHERITED_WEIGHT)
+        self.decode.start_at(learned[3:6], INHERITED_WEIGHT)
+        self._seen, self._expected = learned[6] * INHERITED_SECONDS, INHERITED_SECONDS
+        self.refresh()
 
     def set_cached(self, tokens: float) -> None:
         """Set the tokens in the pod's KV cache: attention to them makes steps longer."""

@@ -55,9 +55,7 @@ class Regression:
         self._prior_weight = prior_weight
         self._shrink = shrink
         self._every = every
-        a, b, c = self._coefficients
-        ridge = 0.0 if self._prior else prior_weight
-        self._sums = [ridge, 0.0, 0.0, ridge, 0.0, ridge, ridge * a, ridge * b, ridge * c]
+        self._sums = _sums_at(self._coefficients, 0.0 if self._prior else prior_weight)
         """Sums of products of the features, the upper triangle row by row, and of each feature with the target."""
         self._weight = 0.0
         self._count = 0.0
@@ -69,6 +67,17 @@ class Regression:
     @property
     def coefficients(self) -> Sequence[float]:
         return self._coefficients if self._count or self._prior is None else self._prior.coefficients
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the coefficients are not those of the prior regression."""
+        return bool(self._count)
+
+    def start_at(self, coefficients: Sequence[float], weight: float) -> None:
+        """Continue from coefficients that were learned elsewhere, with the weight of so many observations."""
+        self._coefficients = coefficients
+        self._sums = _sums_at(coefficients, weight)
+        self._count = self._weight = weight
 
     def predict(self, features: Features) -> float:
         a, b, c = self.coefficients
@@ -123,6 +132,12 @@ class Regression:
             moments[at][at] += inertia + self._shrink[at] * moments[at][at]
             targets[at] += inertia * coefficient
         return non_negative(moments, targets)
+
+
+def _sums_at(coefficients: Sequence[float], weight: float) -> list[float]:
+    """Return the sums of observations of each feature alone that these coefficients explain."""
+    a, b, c = coefficients
+    return [weight, 0.0, 0.0, weight, 0.0, weight, weight * a, weight * b, weight * c]
 
 
 def non_negative(moments: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.cluster.messages import Packet, PacketKind, packet
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import Replica, new_id
-from proxy.cluster.shared import Shared, SharedLimits, SharedQueue, SharedSessions
+from proxy.cluster.shared import Shared, SharedLimits, SharedQueue, SharedSessions, SharedSpeeds
 from proxy.cluster.sharing import Replicated
 from proxy.cluster.transport import Transport
 from proxy.fleet.settings import PodSettings
@@ -21,6 +21,7 @@ PLUGINS = [
     {"type": "approx-prefix-cache-producer"},
     {"type": "session-affinity-scorer"},
     {"type": "prefix-cache-scorer"},
+    {"type": "latency-scorer"},
 ]
 EVERYTHING = {
     "security": KEYS,
@@ -56,7 +57,7 @@ def settings(**sections: Any) -> Settings:
     return from_mapping({"replicas": {"store": "redis://nowhere"}, **sections})
 
 
-OF_A_CONFIGURATION = SharedIndex, SharedLimits, SharedQueue
+OF_A_CONFIGURATION = SharedIndex, SharedLimits, SharedQueue, SharedSpeeds
 
 
 def test_values_of_a_configuration_are_shared_while_it_has_them() -> None:

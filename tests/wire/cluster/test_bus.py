@@ -271,7 +271,9 @@ async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> Non
         one.reserve([1, 2])
         await until(lambda: (1, RecordKind.MOVES) in [(worker, kind) for worker, kind, _ in it.received])
         await until(lambda: it.dropped.value > 0)
-        it.broker.publish(packet(PacketKind.DIRECT, it.replica.id, 0, record(RecordKind.METRICS, b"{}"), it.replica.all_of_host))
+        it.broker.publish(
+            packet(PacketKind.DIRECT, it.replica.id, 0, record(RecordKind.METRICS, b"{}"), it.replica.all_of_host)
+        )
         link._transport.resume_reading()
         await until(lambda: slow.pod.load.requests == 2 and slow.depth([1, 2]) == 2)
         await until(lambda: slow.received.count((RecordKind.ROLL, ROLL)) == 2)
