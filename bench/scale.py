@@ -50,7 +50,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.tasks import Tasks
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.index import PrefixIndex
-from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.virtual import VirtualLoop
 
 FIRST_BYTE, END, THINK = 0.2, 1.0, 0.2
@@ -202,9 +202,7 @@ class Host:
             endpoints=lambda: list(self.pods.values()),
             apply=apply,
             receive=lambda peer, kind, body: None,
-            dropped=Counter(),
-            garbled=Counter(),
-            garbled_of_hosts=Counter(),
+            catalogue=Catalogue("bench"),
             lease=10.0,
         )
         self.index = SharedIndex(loop, INDEX_BYTES, tag=1, touch=self.replica.touch_later, find=self.replica.roster.get)

@@ -36,7 +36,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.log_limit import LogLimit
 from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
-from proxy.telemetry.metrics import Counter
+from proxy.telemetry.metrics import Catalogue
 
 log = logging.getLogger(__name__)
 
@@ -120,16 +120,13 @@ class Replica:
         endpoints: Callable[[], Sequence[Endpoint]],
         apply: Callable[[Endpoint, int, int, int], None],
         receive: Callable[[int, RecordKind, bytes], None],
-        dropped: Counter,
-        garbled: Counter,
-        garbled_of_hosts: Counter,
+        catalogue: Catalogue,
         lost: Callable[[], None] = lambda: None,
         snapshot: Callable[[], Records] = tuple,
         lease: float = LEASE,
         beat_every: float = inf,
     ) -> None:
-        """`garbled` counts the unreadable packets of this host, `garbled_of_hosts` the ones of other hosts.
-        `apply` is called for the load of peers on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
+        """`apply` is called for the load of peers on a pod: see `shared.Apply`; `receive(peer, kind, body)` for
         records that are not shared values; `lost()` when the supervisor is gone. `snapshot` returns what a process of
         this host needs in addition to the shared values."""
         self.id, self.host = id, id[:HOST_BYTES]
@@ -137,9 +134,10 @@ class Replica:
         self._owner_receives = receive
         self._lost = lost
         self._snapshot = snapshot
-        self._dropped = dropped
-        self._garbled = garbled
-        self._garbled_of_hosts = garbled_of_hosts
+        self.dropped = catalogue.bus_dropped.cell()
+        """Packets of this host that were dropped because the reader was slow."""
+        self.garbled, self.garbled_of_hosts = catalogue.bus_garbled.cell(), catalogue.replicas_garbled.cell()
+        """Unreadable packets of this host, and of other hosts."""
         self._lease = lease
         self._beat_every = min(beat_every, lease / BEATS)
         self._number = 0
@@ -187,7 +185,7 @@ class Replica:
 
     async def connect(self, sock: socket.socket) -> None:
         """Join the other workers of the host over a socket that is connected to the broker."""
-        link = Link(self.received, self._lost, lambda: self.send_state(None, ALL), self._dropped)
+        link = Link(self.received, self._lost, lambda: self.send_state(None, ALL), self.dropped)
         self.use(link)
         await link.open(sock)
         self.start()
@@ -280,7 +278,7 @@ class Replica:
                 self._apply(peer, packet)
         except UNREADABLE as error:
             is_local = packet.sender.startswith(self.host)
-            (self._garbled if is_local else self._garbled_of_hosts).add()
+            (self.garbled if is_local else self.garbled_of_hosts).add()
             if self._logs.allows(type(error)):
                 log.error(
                     "dropped a packet of process %s of %s host (logged once a minute): %s",

@@ -65,7 +65,7 @@ class Supervisor:
         self.fleet = self._make_fleet()
         self._breakers = Breakers(settings.reliability.breaker, self._clock, self.fleet, SystemTimer().call_later)
         self._replica = self._make_replica()
-        self._broker = Broker(self._replica, self._vanished, self._catalogue.bus_dropped.cell())
+        self._broker = Broker(self._replica, self._vanished)
         self._series = EndpointSeries(self._catalogue, self.fleet, self._clock, breaker=self._breakers.state)
         self._levels = LogLevels(
             lambda: self._settings.telemetry.log_level, lambda levels: self._replica.publish(RecordKind.LEVELS, levels)
@@ -254,9 +254,7 @@ class Supervisor:
             endpoints=tuple,
             apply=Ledger(self._clock).elsewhere,
             receive=self._receive,
-            dropped=self._catalogue.bus_dropped.cell(),
-            garbled=self._catalogue.bus_garbled.cell(),
-            garbled_of_hosts=self._catalogue.replicas_garbled.cell(),
+            catalogue=self._catalogue,
             snapshot=self._snapshot,
             lease=self._settings.replicas.lease,
         )

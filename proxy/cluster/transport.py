@@ -162,10 +162,9 @@ class Broker:
     """Passes packets between the workers of a host, the supervisor's `replica` and, if there is a `deployment`, other
     hosts. `lost(worker)` is called when a worker is gone."""
 
-    def __init__(self, replica: Replica, lost: Callable[[int], None], dropped: Counter) -> None:
+    def __init__(self, replica: Replica, lost: Callable[[int], None]) -> None:
         self._replica = replica
         self._on_lost = lost
-        self._dropped = dropped
         self.links: dict[int, Link] = {}
         """By the number of the worker."""
         self.host = replica.host
@@ -182,7 +181,7 @@ class Broker:
             lambda packet: self._pass_on(packet, worker),
             lambda: self._lost(worker),
             lambda: self._replica.send_state(id, 0.0),
-            self._dropped,
+            self._replica.dropped,
         )
         self.links[worker] = link
         await link.open(sock)

@@ -25,9 +25,10 @@ from proxy.cluster.shared import SharedEjections
 from proxy.cluster.sharing import SharingApp
 from proxy.cluster.workers import READ_MODELS, READ_POD, RELOAD, Setup, read_settings, write_locked
 from proxy.core.endpoint import Endpoint
+from proxy.core.ports import Clock
 from proxy.core.tasks import Tasks
 from proxy.fleet.mirror import MessageKind, Mirror
-from proxy.fleet.models import ROUND_EVERY, ModelReads
+from proxy.fleet.models import ModelReads, ModelRounds
 from proxy.http.settings import PodTlsContexts
 from proxy.polling import Polling
 from proxy.settings import Settings, from_mapping
@@ -88,7 +89,7 @@ class Worker(SharingApp):
         """Return no polling: the supervisor polls the pods."""
 
     def _make_model_reads(self, polling: Polling | None) -> WorkerModelReads:
-        return WorkerModelReads(self._replica.questions)
+        return WorkerModelReads(self._replica.questions, self._clock)
 
     async def _know_the_fleet(self, stack: AsyncExitStack) -> Callable[[], Awaitable[object]]:
         return self._knows_the_fleet.wait
@@ -162,23 +163,15 @@ class Worker(SharingApp):
 class WorkerModelReads(ModelReads):
     """Has the supervisor read the models of pods. What it finds is known here before its reply comes."""
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: Questions, clock: Clock) -> None:
         self._questions = questions
         self._tasks = Tasks()
-        self._running: asyncio.Future[None] | None = None
-        self._next: asyncio.Future[None] | None = None
-        """The round after the running one, for all requests that arrive meanwhile."""
+        self._rounds = ModelRounds(
+            lambda: [self._tasks.start(self._ask(READ_MODELS), "models of all pods")], clock, self._tasks
+        )
 
     def next_round(self) -> asyncio.Future[None]:
-        if self._next is None:
-            self._next = self._tasks.start(self._round(), "models of all pods")
-        return self._next
-
-    async def _round(self) -> None:
-        if self._running is not None:
-            await asyncio.wait((self._running,), timeout=ROUND_EVERY)  # a pod that hangs makes it longer
-        self._running, self._next = self._next, None
-        await self._ask(READ_MODELS)
+        return self._rounds.next()
 
     def read_soon(self, endpoint: Endpoint) -> None:
         self._tasks.start(self._ask(READ_POD, endpoint.name), "models of a pod")

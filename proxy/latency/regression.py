@@ -70,7 +70,7 @@ class Regression:
 
     @property
     def has_own(self) -> bool:
-        """Whether the coefficients are not those of the prior regression."""
+        """Whether the coefficients are its own, and not the prior regression's."""
         return bool(self._count)
 
     def start_at(self, coefficients: Sequence[float], weight: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from proxy.cluster.replica import LEASE, Replica
 from proxy.core.endpoint import Endpoint
 from proxy.core.ports import Clock
-from proxy.telemetry.metrics import Counter
+from proxy.telemetry.metrics import Catalogue
 
 
 def bare_replica(
@@ -20,8 +20,6 @@ def bare_replica(
         endpoints=endpoints,
         apply=lambda *_: None,
         receive=lambda *_: None,
-        dropped=Counter(),
-        garbled=Counter(),
-        garbled_of_hosts=Counter(),
+        catalogue=Catalogue("test"),
         lease=lease,
     )

@@ -23,7 +23,7 @@ from proxy.cluster.settings import ReplicaSettings
 from proxy.cluster.shared import TURN, Who
 from proxy.cluster.transport import Broker
 from proxy.core.ports import SystemClock
-from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.replicas import bare_replica
 from tests.helpers.cluster.store import Store, Wall, needs_redis, store
 from tests.helpers.http.authority import Authority
@@ -333,8 +333,8 @@ async def test_another_host_cannot_reload_and_malformed_packets_are_ignored(depl
         line.publish("kvlane:all", message(as_a_sibling.packed))
         line.publish("kvlane:all", message(b"\x01"))
         line.publish("kvlane:all", message(b"\xff" * 40))
-        await until(lambda: two.series.garbled.value == 2 and two.garbled_of_hosts.value == 4)
-    assert not two.garbled.value
+        await until(lambda: two.series.garbled.value == 2 and two.replica.garbled_of_hosts.value == 4)
+    assert not two.replica.garbled.value
     assert not two.received
     assert two.replica.place[0] <= 3
     one.dispatch(1)
@@ -382,7 +382,7 @@ def _published(proxy: Proxy) -> int:
 
 
 class Unread:
-    """A store that nobody reads."""
+    """A store without readers."""
 
     waiting = 0
 
@@ -433,7 +433,7 @@ class HostOfMany:
         self.vanished: list[int] = []
         self.lease = wanted.lease
         self.replica = bare_replica(new_id(BROKER), SystemClock(), lease=wanted.lease)
-        self.broker = Broker(self.replica, self.vanished.append, Counter())
+        self.broker = Broker(self.replica, self.vanished.append)
         self.deployment = Deployment(
             wanted,
             SystemClock(),

@@ -25,7 +25,7 @@ from proxy.core.tasks import Tasks
 from proxy.lab.sim import SimConfig, SimFleet
 from proxy.lab.sim.config import StepTiming
 from proxy.settings import from_mapping
-from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.host import CHAT, Host, configured, host, question
 from tests.helpers.cluster.replicas import bare_replica
 from tests.helpers.scenarios.stack import BY_LOAD
@@ -153,7 +153,7 @@ async def test_a_worker_with_a_blocked_event_loop_is_replaced_and_its_clients_ar
 
 async def a_worker(clock: ManualClock) -> tuple[workers.Workers, Child]:
     """Workers with one process, which is not ready."""
-    broker = Broker(bare_replica(new_id(BROKER), clock), lambda worker: None, Counter())
+    broker = Broker(bare_replica(new_id(BROKER), clock), lambda worker: None)
     them = workers.Workers(broker, clock, Catalogue("test"))
     child = them._seated[0] = Child(1, 0, await asyncio.create_subprocess_exec("sleep", "600"), clock.now())
     return them, child

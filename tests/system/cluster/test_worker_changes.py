@@ -21,7 +21,7 @@ from proxy.cluster.workers import Child, Workers, packed_settings
 from proxy.config.reload import NotApplied
 from proxy.core.ports import SystemClock
 from proxy.settings import Settings, from_mapping
-from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.host import configured, host
 from tests.helpers.cluster.replicas import bare_replica
 from tests.helpers.waiting import until
@@ -84,7 +84,7 @@ class Processes(Workers):
         super().__init__(broker, SystemClock(), Catalogue("test"))
         self.refused: Mapping[int, Settings] = {}
         self.crashing = self.leaving = 0
-        """A worker that crashes when it reloads; one that is about to end then, because it was told to."""
+        """A worker that crashes when it reloads; one that has announced its end then."""
         self.serve_with: dict[int, str] = {}
         """By worker: the packed settings that it serves with."""
         broker.questions = cast(Questions, self)
@@ -129,7 +129,7 @@ async def processes() -> AsyncIterator[Processes]:
     def lost(worker: int) -> None:
         them.children[worker].vanish()
 
-    broker = Broker(bare_replica(new_id(BROKER), SystemClock()), lost, Counter())
+    broker = Broker(bare_replica(new_id(BROKER), SystemClock()), lost)
     them = Processes(broker)
     await them.start([[], []], [[], []], OLD)
     try:

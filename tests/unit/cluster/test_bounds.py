@@ -36,7 +36,7 @@ from proxy.core.endpoint import Endpoint
 from proxy.core.ports import ManualClock
 from proxy.flowcontrol import capacity
 from proxy.flowcontrol.capacity import SharedCaps
-from proxy.telemetry.metrics import Catalogue, Counter
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.cluster.replicas import bare_replica
 
 POD = Endpoint("a")
@@ -75,7 +75,7 @@ def test_a_flood_of_garbled_messages_of_a_peer_is_counted_and_logged_once(caplog
         it.received(news(sender, number, b"\1"))
         it.received(news(sender, number + 1, record(RecordKind.LOAD, b"\1")))
     assert caplog.text.count(f"dropped a packet of process {sender.hex()} of another host") == 1
-    assert (it._garbled.value, it._garbled_of_hosts.value) == (0, 2000)
+    assert (it.garbled.value, it.garbled_of_hosts.value) == (0, 2000)
 
 
 def test_an_error_in_the_log_is_short_whatever_the_message_was() -> None:
@@ -84,12 +84,12 @@ def test_an_error_in_the_log_is_short_whatever_the_message_was() -> None:
 
 def test_a_flood_of_garbled_messages_of_a_worker_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     supervisor = replica(BROKER)
-    broker = Broker(supervisor, lambda _: None, Counter())
+    broker = Broker(supervisor, lambda _: None)
     worker = peer_id(broker.host, 5)
     for _ in range(1000):
         broker._pass_on(packet(PacketKind.DIRECT, worker, 0, b"\1", supervisor.id), 5)
     assert caplog.text.count(f"dropped a packet of process {worker.hex()} of this host") == 1
-    assert (supervisor._garbled.value, supervisor._garbled_of_hosts.value) == (1000, 0)
+    assert (supervisor.garbled.value, supervisor.garbled_of_hosts.value) == (1000, 0)
 
 
 def test_a_flood_of_forged_packets_of_hosts_is_bounded_and_logged_once(
@@ -151,7 +151,7 @@ async def test_a_peer_asks_for_its_own_host_only() -> None:
     for to in (peer_id(b"third", 7), bytes(8), it.id):
         it.received(packet(PacketKind.ASK, peer, 0, question(to, 1.0), it.id))
     assert not it._tasks
-    assert it._garbled_of_hosts.value == 3
+    assert it.garbled_of_hosts.value == 3
 
 
 def test_loads_on_unknown_pods_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

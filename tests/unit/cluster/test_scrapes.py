@@ -64,9 +64,7 @@ class Host(Transport, Fetcher):
             endpoints=tuple,
             apply=lambda *_: None,
             receive=lambda *_: None,
-            dropped=metrics.Counter(),
-            garbled=metrics.Counter(),
-            garbled_of_hosts=metrics.Counter(),
+            catalogue=metrics.Catalogue("test"),
         )
         self.replica.use(self)
         self.replica.divide(2, 0, True)

@@ -27,7 +27,7 @@ from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
 from proxy.prefix.hashing import Chain
 from proxy.reliability.breaker import Breakers
-from proxy.telemetry.metrics import Counter
+from proxy.telemetry.metrics import Catalogue
 from tests.helpers.waiting import PATIENCE, until
 
 ROLL = b'["a"]'
@@ -46,16 +46,13 @@ class Member:
         self.breakers: list[tuple[str, bool]] = []
         self.tried: list[str] = []
         self.lost = asyncio.Event()
-        self.dropped, self.garbled, self.garbled_of_hosts = Counter(), Counter(), Counter()
         self.replica = Replica(
             id or new_id(),
             clock or SystemClock(),
             endpoints=lambda: [self.pod],
             apply=self.ledger.elsewhere,
             receive=lambda peer, kind, body: self.received.append((kind, body)),
-            dropped=self.dropped,
-            garbled=self.garbled,
-            garbled_of_hosts=self.garbled_of_hosts,
+            catalogue=Catalogue("test"),
             lost=self.lost.set,
             lease=lease,
         )
@@ -130,7 +127,6 @@ class Bus:
     def __init__(self) -> None:
         self.received: list[tuple[int, RecordKind, bytes]] = []
         self.vanished: list[int] = []
-        self.dropped, self.garbled, self.garbled_of_hosts = Counter(), Counter(), Counter()
         self.members: dict[int, Member] = {}
         self.replica = Replica(
             new_id(BROKER),
@@ -138,13 +134,11 @@ class Bus:
             endpoints=tuple,
             apply=lambda *_: None,
             receive=lambda worker, kind, body: self.received.append((worker, kind, body)),
-            dropped=self.dropped,
-            garbled=self.garbled,
-            garbled_of_hosts=self.garbled_of_hosts,
+            catalogue=Catalogue("test"),
             snapshot=lambda: [(RecordKind.ROLL, ROLL)],
         )
         self.breakers = SharedBreakers(cast(Breakers, self), lambda name: None, self.replica.publish)
-        self.broker = Broker(self.replica, self.vanished.append, self.dropped)
+        self.broker = Broker(self.replica, self.vanished.append)
 
     async def join(self, number: int) -> Member:
         member = self.members[number] = Member(peer_id(self.broker.host, number))
@@ -262,19 +256,20 @@ async def test_a_breaker_does_not_turn_for_a_pod_of_the_same_name_at_another_add
 async def test_a_slow_reader_blocks_none_and_gets_the_whole_state_later() -> None:
     async with bus() as it:
         one, slow = await it.join(1), await it.join(2)
-        link = cast(Link, slow.replica._transport)
-        link._transport.pause_reading()
+        transport = cast(Link, slow.replica._transport)._transport
+        assert transport is not None
+        transport.pause_reading()
         for _ in range(40):
             one.replica._batch.send(record(RecordKind.SESSIONS, b"[" + b" " * (1 << 20) + b"]"))
             await asyncio.sleep(0)
         one.dispatch(2)
         one.reserve([1, 2])
         await until(lambda: (1, RecordKind.MOVES) in [(worker, kind) for worker, kind, _ in it.received])
-        await until(lambda: it.dropped.value > 0)
+        await until(lambda: it.replica.dropped.value > 0)
         it.broker.publish(
             packet(PacketKind.DIRECT, it.replica.id, 0, record(RecordKind.METRICS, b"{}"), it.replica.all_of_host)
         )
-        link._transport.resume_reading()
+        transport.resume_reading()
         await until(lambda: slow.pod.load.requests == 2 and slow.depth([1, 2]) == 2)
         await until(lambda: slow.received.count((RecordKind.ROLL, ROLL)) == 2)
 
@@ -302,8 +297,8 @@ async def test_malformed_records_of_one_worker_harm_and_disconnect_no_other() ->
         one.replica._batch.send(record(RecordKind.SESSIONS, b"[1]"))
         one.dispatch(2)
         await until(lambda: two.pod.load.requests == 2)
-        assert two.garbled.value == 4
-        assert it.garbled.value == 2
+        assert two.replica.garbled.value == 4
+        assert it.replica.garbled.value == 2
         assert not two.lost.is_set()
 
 
@@ -338,7 +333,8 @@ async def test_the_last_messages_of_a_worker_arrive_before_its_end() -> None:
 async def test_a_worker_whose_messages_were_lost_publishes_everything_again() -> None:
     ours, theirs = socket.socketpair()
     member = Member()
-    link = Link(lambda _: None, lambda: None, lambda: member.replica.send_state(None, ALL), member.dropped, 500_000)
+    dropped = member.replica.dropped
+    link = Link(lambda _: None, lambda: None, lambda: member.replica.send_state(None, ALL), dropped, 500_000)
     await link.open(ours)
     member.replica.use(link)
     theirs.setblocking(False)
@@ -347,7 +343,7 @@ async def test_a_worker_whose_messages_were_lost_publishes_everything_again() ->
         link.publish(packet(PacketKind.NEWS, member.replica.id, number, bytes(50_000)))
         await asyncio.sleep(0)
     got = bytearray()
-    assert member.dropped.value > 0
+    assert dropped.value > 0
     await until(lambda: _read(theirs, got) and got.endswith(_snapshot_of(member)))
     link.abort()
     await member.replica.close()
@@ -362,7 +358,7 @@ async def test_a_record_that_the_broker_cannot_use_costs_only_that_record() -> N
         one.replica._batch.send(record(RecordKind.BREAKER, b'[["a"],1,"opened"]'))
         one.bindings.bind("resp-1", one.pod)
         await until(lambda: two.knows_response and any(kind is RecordKind.SESSIONS for _, kind, _ in it.received))
-        assert it.garbled.value == two.garbled.value == 2
+        assert it.replica.garbled.value == two.replica.garbled.value == 2
         assert list(it.broker.links) == [1, 2]
 
 
@@ -388,4 +384,4 @@ async def test_a_worker_may_receive_packets_before_its_link_is_open_on_its_side(
         one.replica.flush()
         await second.replica.connect(theirs)
         await until(lambda: second.pod.load.requests == 3 and (RecordKind.ROLL, ROLL) in second.received)
-        assert not second.garbled.value
+        assert not second.replica.garbled.value

@@ -16,6 +16,7 @@ from proxy.cluster.questions import MOST_OPEN, QuestionFailed, Questions
 from proxy.cluster.worker import WorkerModelReads
 from proxy.core.endpoint import Endpoint
 from proxy.core.errors import NotFound
+from proxy.core.ports import SystemClock
 from tests.helpers.waiting import PATIENCE, until
 from tests.wire.cluster.test_bus import Bus, bus
 
@@ -110,7 +111,7 @@ async def test_a_malformed_query_or_reply_costs_only_that_message() -> None:
             send(BROKER, record(RecordKind.QUESTION, body))
         for body in (b"[1", b'[65535,"late",null]'):
             send(BROKER, record(RecordKind.REPLY, body))
-        await until(lambda: it.garbled.value == 6)
+        await until(lambda: it.replica.garbled.value == 6)
         assert await supervisor.ask(1, "echo", 1) == [1]
 
 
@@ -145,7 +146,7 @@ async def test_a_worker_gets_the_models_before_the_reply_of_a_requested_read() -
             it.replica.publish(RecordKind.POD, b"found")
 
         supervisor.handlers.update({"read-models": read, "read-pod": read})
-        reads = WorkerModelReads(worker)
+        reads = WorkerModelReads(worker, SystemClock())
         await reads.next_round()
         assert (RecordKind.POD, b"found") in it.members[1].received
         reads.read_soon(Endpoint("a"))
@@ -162,7 +163,7 @@ async def test_requests_share_the_next_read_of_all_pods() -> None:
             await go_on.wait()
 
         supervisor.handlers["read-models"] = read
-        reads = WorkerModelReads(worker)
+        reads = WorkerModelReads(worker, SystemClock())
         first = [reads.next_round() for _ in range(300)]
         await until(lambda: started == [0])
         second = [reads.next_round() for _ in range(300)]
@@ -178,8 +179,8 @@ async def test_the_end_of_the_link_ends_reads_of_models(caplog: pytest.LogCaptur
     ours.close()
     theirs.close()
     questions = Questions(lambda address, message: None)
-    waiting = WorkerModelReads(questions).next_round()
-    await asyncio.sleep(0)
+    waiting = WorkerModelReads(questions, SystemClock()).next_round()
+    await until(lambda: bool(questions._pending))
     questions.forget(BROKER)
     await waiting
     assert "did not read the models" in caplog.text
