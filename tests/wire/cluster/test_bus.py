@@ -16,7 +16,7 @@ from proxy.cluster.membership import peer_id
 from proxy.cluster.messages import BROKER, PacketKind, RecordKind, packet, record
 from proxy.cluster.prefixes import SharedIndex
 from proxy.cluster.replica import ALL, LEASE, Replica, new_id
-from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedLimits, SharedSessions
+from proxy.cluster.shared import SharedBreakers, SharedEjections, SharedLimits, SharedSessions, SharedSpeeds
 from proxy.cluster.transport import Broker, Link
 from proxy.core.attempt import Attempt
 from proxy.core.decision import Decision
@@ -25,6 +25,7 @@ from proxy.core.ports import IDENTITY, Clock, Identity, SystemClock
 from proxy.core.request import InferenceRequest
 from proxy.fleet.bindings import Bindings
 from proxy.fleet.ledger import Ledger
+from proxy.latency.rates import FleetModel
 from proxy.prefix.hashing import Chain
 from proxy.reliability.breaker import Breakers
 from proxy.telemetry.metrics import Catalogue
@@ -64,6 +65,7 @@ class Member:
         self.ejections = SharedEjections(
             lambda: self.own_ejections, self.peer_ejections.__setitem__, self.replica.publish_local
         )
+        self.speeds = FleetModel()
         self.bindings = Bindings(SystemClock())
         responses = SharedSessions(
             self.bindings.table, SystemClock(), name="responses", publish=publish, find=lambda name: self.pod
@@ -76,6 +78,7 @@ class Member:
             bindings=[responses],
             breakers=[self.shared_breakers],
             indexes=[self.index],
+            speeds=[SharedSpeeds(self.speeds, "pool/latency", lambda name: self.pod)],
         )
 
     @property
@@ -195,6 +198,18 @@ async def test_a_new_worker_gets_the_loads_and_index_of_the_others() -> None:
         await until(lambda: late.pod.load.requests == 5)
         await until(lambda: late.depth([1, 2, 3]) == 3 and late.depth([4, 5]) == 2)
         await until(lambda: late.knows_response)
+
+
+async def test_a_new_worker_gets_the_speeds_of_pods_that_another_has_observed() -> None:
+    async with bus() as it:
+        one, two = [await it.join(number) for number in (1, 2)]
+        rates = two.speeds.rates_of(two.pod)
+        for _ in range(20):
+            rates.observe_prefill(0.3, 0.0, 1000.0, 0.0)
+        late = await it.join(3)
+        await until(lambda: late.speeds.has_learned)
+        assert late.speeds.rates_of(late.pod).per_token == pytest.approx(rates.per_token, rel=0.05)
+        assert not one.speeds.has_learned
 
 
 async def test_a_worker_that_reloads_late_learns_what_the_others_have_spent() -> None:
