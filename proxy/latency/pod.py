@@ -161,6 +161,8 @@ class PodModel:
     _tokens: float = 0.0
     _pairs: float = 0.0
     """Sums over the queue."""
+    _has_ended: bool = False
+    """Whether an attempt has ended since the last scrape."""
     _staged: list[Work] = field(default_factory=list)
     """Attempts that are one stage of a request that several pods serve."""
     _scrape: Metrics | None = None
@@ -244,7 +246,7 @@ class PodModel:
             self._since, self._is_exact = now, True
             self._publish_first(work)
         if self._scrape is self.endpoint.metrics:
-            self.view = self.endpoint.view if self._in_turn == 1.0 else None
+            self.view = self.endpoint.view if self._in_turn == 1.0 and self.sharing.slots == inf else None
         return work
 
     def dispatch_stage(self, attempt: Attempt, uncached: float, prompt: float, now: float) -> Work:
@@ -268,6 +270,7 @@ class PodModel:
 
     def end(self, work: Work, now: float) -> None:
         """End an attempt, whatever its ending. The next `catch_up` publishes the result."""
+        self._has_ended = True
         if work.is_queued:
             if work.shows:
                 self._dequeue(now)
@@ -321,6 +324,8 @@ class PodModel:
             self.rest = ahead * per_token + (STEP_REST * self.step if running > 0 else 0.0)
             self.head, self.overdue_factor, self.due = None, 0.0, 0.0
             self.valid_until = now + FADE_INTERVAL  # the view of an unused pod does not show that its observations fade
+        if (beyond := view[0] + view[1] + 1 - self.sharing.slots) > 0.0:  # a slot ends after one response in turn
+            self.rest += beyond * self._fleet.output * self.step / self.sharing.slots
         if self._in_turn < 1.0:
             self._publish_mixed(now)
 
@@ -382,7 +387,8 @@ class PodModel:
             self.lockstep.scraped(scrape)
         else:
             self.rates.set_cached(scrape.cached_tokens)
-        self.sharing.read_scrape(scrape)
+        self.sharing.read_scrape(scrape, self._has_ended)
+        self._has_ended = False
         self._invalidate()
         self._foreign_tokens = 0.0
         if scrape.freshness is Freshness.FRESH and not self.endpoint.load.remote_requests and scrape.waiting:
@@ -497,6 +503,9 @@ class PodModel:
             self.rates.observe_prefill(group.seconds, group.steps, group.tokens, group.pairs)
             self._invalidate()
         since, steps = self._since, self.step
+        queued, running, _ = self.endpoint.view
+        if queued + running >= self.sharing.slots:  # it may have waited for a slot
+            return
         if sent > since and self.running:
             steps += STEP_REST * steps
         seconds = at - max(since, sent)

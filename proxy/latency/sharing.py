@@ -36,6 +36,10 @@ DECISIVE, INDECISIVE_WEIGHT = 0.1, 0.002
 observation counts with this weight for prompts in turn, which is cheaper to compute."""
 
 
+CERTAIN = 5
+"""Scrapes of a full pod from which the number of its slots is certain."""
+
+
 class Predictions(NamedTuple):
     """The predictions of both models for the time to first token, in seconds, with `queue` prompts before it; and the
     parts of the second one: the wait for a slot, and the features of the remaining time."""
@@ -56,20 +60,34 @@ class Sharing:
         self._rates = rates
         self._terms = Regression(fleet.sharing, MEMORY, PRIOR_WEIGHT, SHARING_SHRINK, SOLVE_EVERY)
         self._slots = inf
-        """Maximum number of requests that the pod runs at a time."""
+        """Maximum number of requests that the pod runs at a time, by the first sign of it."""
+        self.slots = inf
+        """The same, but only once it is certain."""
         self._most = 0
         """Largest number of running requests that was observed."""
+        self._full = 0
+        """Successive scrapes with waiting requests in which so many ran, each after a response had ended."""
         self.refresh(0)
 
-    def read_scrape(self, scrape: Metrics) -> None:
+    def read_scrape(self, scrape: Metrics, has_ended: bool) -> None:
         """Learn the number of slots: the largest number of running requests, if requests wait while so many run. If
-        fewer run, requests wait for something else, such as memory."""
+        fewer run, requests wait for something else, such as memory or longer prompts. It is certain once so many run
+        in scrape after scrape although responses end, which `has_ended` says of the time since the last scrape."""
         if scrape.freshness is Freshness.STALE:  # the pod may have been restarted with other settings
-            self._slots, self._most = inf, 0
+            self._slots, self.slots, self._most, self._full = inf, inf, 0, 0
             return
-        self._most = most = max(self._most, scrape.running)
-        if self._slots < most or (scrape.waiting and scrape.running == most > 0):
+        most = max(self._most, scrape.running)
+        if most > self._most:
+            self._most, self._full, self.slots = most, 0, inf
+        is_full = scrape.waiting > 0 and scrape.running == most > 0
+        if self._slots < most or is_full:
             self._slots = most
+        if is_full:
+            self._full += has_ended
+            if self._full >= CERTAIN:
+                self.slots = most
+        elif scrape.waiting:
+            self._full = 0
 
     def refresh(self, running: int) -> None:
         """Read the coefficients again, for this number of running and waiting requests."""

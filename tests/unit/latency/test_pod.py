@@ -6,6 +6,7 @@ from proxy.core.attempt import Ending, Usage
 from proxy.core.endpoint import Endpoint, Freshness, Metrics, update
 from proxy.latency.pod import STREAMS_RECENT
 from proxy.latency.rates import FleetModel
+from proxy.latency.sharing import CERTAIN
 from tests.helpers.latency.pods import Pod, respond
 
 
@@ -342,3 +343,66 @@ def test_pods_of_two_kinds_are_distinguished_after_a_night() -> None:
     before = slow.ttft(4000, slow.now)
     scraped(slow, 300)
     assert slow.ttft(4000, slow.now) == pytest.approx(before, rel=0.01)
+
+
+SLOTS = 4
+
+
+def limited(scrapes: int) -> Pod:
+    """A pod after this many scrapes in which all slots were taken, each after a response had ended."""
+    pod = Pod()
+    pod.work(10)
+    for _ in range(scrapes):
+        pod.serve([1000], gap=0.5)
+        scrape(pod, SLOTS, waiting=1)
+    return pod
+
+
+def scrape(pod: Pod, running: int, waiting: int = 0, freshness: Freshness = Freshness.FRESH) -> None:
+    pod.now += 1.0
+    pod.endpoint.publish(Metrics(waiting, running, scraped_at=pod.now, freshness=freshness), pod.endpoint.load.requests)
+    pod.model.catch_up(pod.now)
+
+
+def test_a_request_waits_for_a_slot_of_a_pod_that_is_certainly_full() -> None:
+    pod = limited(CERTAIN)
+    scrape(pod, SLOTS - 1)
+    assert pod.wait(pod.now) < pod.model.step
+    scrape(pod, SLOTS)
+    response = pod.fleet.output * pod.model.step
+    assert pod.wait(pod.now) == pytest.approx(response / SLOTS, rel=0.1)
+    scrape(pod, SLOTS + 1)  # it has more
+    assert pod.wait(pod.now) < pod.model.step
+
+
+@pytest.mark.parametrize("upset", ["no response ends", "fewer run", "stale"])
+def test_a_pod_is_not_certainly_full_after(upset: str) -> None:
+    pod = limited(CERTAIN - 1 if upset != "stale" else CERTAIN)
+    match upset:
+        case "no response ends":
+            for _ in range(CERTAIN):
+                scrape(pod, SLOTS, waiting=1)
+        case "fewer run":
+            scrape(pod, SLOTS - 1, waiting=1)
+            pod.serve([1000])
+            scrape(pod, SLOTS, waiting=1)
+        case _:
+            scrape(pod, SLOTS, freshness=Freshness.STALE)
+    scrape(pod, SLOTS)
+    assert pod.wait(pod.now) < pod.model.step
+
+
+def test_what_waits_for_a_slot_does_not_show_the_speed_of_prefills() -> None:
+    pod = limited(CERTAIN)
+    before = pod.model.own
+    for _ in range(8):
+        pod.now += 0.5
+        attempt = pod.send(4000)
+        work = pod.model.dispatch(attempt, 4000, 4000, pod.now)
+        scrape(pod, SLOTS, waiting=1)
+        pod.now += 4.0
+        respond(attempt, pod.now)
+        pod.model.catch_up(pod.now)
+        pod.endpoint.charge(-1, -4000)
+        pod.model.end(work, pod.now)
+    assert pod.model.own[1:] == pytest.approx(before[1:], rel=0.1)

@@ -82,10 +82,10 @@ async def test_a_pod_kept_busy_by_others_is_avoided() -> None:
     one_at_a_time = SimConfig(timing=SLOW.timing, max_num_seqs=1)
     async with stack(2, one_at_a_time) as s, contextlib.AsyncExitStack() as others:
         body = {"prompt": "long", "max_tokens": 2000, "stream": True}
-        for _ in range(3):
+        for _ in range(13):
             task = others.enter_async_context(s.http.post(s.pods[0].url + "/v1/completions", json=body))
             others.push_async_callback(cancelled, asyncio.get_running_loop().create_task(task))
-        await until(lambda: s.app.fleet.endpoints[0].metrics.waiting == 2)
+        await until(lambda: s.app.fleet.endpoints[0].metrics.waiting == 12)
         assert await served(s, different(4)) == {"pod-1": 4}
 
 
