@@ -225,10 +225,7 @@ class PodModel:
 
     def dispatch(self, attempt: Attempt, uncached: float, prompt: float, now: float) -> Work:
         """Add a request to the queue, and publish the changed values for the next forecast."""
-        request = attempt.request
-        # A response of one token shows its first token, even if it is not streamed.
-        shows = request.stream or request.max_tokens == 1
-        work = Work(attempt, uncached, uncached * (2.0 * prompt - uncached), shows)
+        work = Work(attempt, uncached, uncached * (2.0 * prompt - uncached), attempt.request.stream)
         if now >= self._next_followed:
             self._next_followed = self._after_observation(now)
             self._predict(work, prompt, now)

@@ -30,9 +30,8 @@ class Pod:
         self.now = 0.0
         self._random = random.Random(1)
 
-    def send(self, tokens: int, stream: bool = True, max_tokens: int = 0) -> Attempt:
-        prompt = Prompt((b"x" * 4 * tokens,))
-        request = InferenceRequest("r", "/v1/completions", "m", prompt, stream=stream, max_tokens=max_tokens)
+    def send(self, tokens: int, stream: bool = True) -> Attempt:
+        request = InferenceRequest("r", "/v1/completions", "m", Prompt((b"x" * 4 * tokens,)), stream=stream)
         attempt = Attempt(request, Decision(self.endpoint), self.endpoint, 0, self.now)
         self.endpoint.charge(1, tokens)
         return attempt

@@ -288,18 +288,6 @@ def test_a_complete_response_is_in_the_queue_until_its_predicted_end() -> None:
     assert waits == [pytest.approx(wait, abs=0.1) for wait in (1.5, 0.9, 0.3, 0.0)]
 
 
-def test_a_complete_response_of_one_token_is_in_the_queue_until_it_arrives() -> None:
-    pod = Pod()
-    attempts = [pod.send(5000, stream=False, max_tokens=1) for _ in range(2)]
-    works = [pod.model.dispatch(attempt, 5000, 5000, 0.0) for attempt in attempts]
-    assert pod.wait(3.0) > pod.wait(1.5) > 0.5
-    respond(attempts[0], 3.0)
-    pod.endpoint.charge(-1, -5000)
-    pod.model.end(works[0], 3.0)
-    assert [work.attempt for work in pod.model.queue] == attempts[1:]
-    assert pod.wait(3.0) == pytest.approx(0.5, abs=0.1)
-
-
 def test_a_complete_response_leaves_the_queue_at_its_end() -> None:
     pod = Pod()
     attempt = pod.send(5000, stream=False)
