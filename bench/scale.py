@@ -228,7 +228,7 @@ class Host:
         self.replica.join(self.deployment)
         for part in ("_send_soon", "flush"):
             self._meter(self.replica._batch, part, "publish")
-        self._meter(self.deployment, "_messages", "publish")
+        self._meter(self.deployment, "publish", "publish")
         self._meter(self.deployment, "_received", "apply")
 
     def add(self, part: str, work: Callable[[], Any]) -> Any:
